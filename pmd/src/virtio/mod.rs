@@ -1,0 +1,2 @@
+//! virtio-net.
+pub mod spec;

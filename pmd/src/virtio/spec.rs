@@ -1,0 +1,149 @@
+//! Virtio 1.3 layout: what both ends of a ring agree on, and nothing of how either works.
+//!
+//! All fields are little-endian (1.4); this crate is built for little-endian hosts only.
+#![expect(unsafe_code, reason = "marks the ring layouts as `Shared`: structs of atomics without padding")]
+
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+
+use crate::shared::Shared;
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("ring layouts are little-endian (virtio 1.3, 1.4)");
+
+/// The largest ring (2.7: a power of two up to 32768; 2.8: any size up to it).
+pub const RING_SIZE_MAX: u16 = 32768;
+
+/// Feature bits (5.1.3 and 6), as masks.
+pub mod feature {
+    /// Device handles packets with partial checksum.
+    pub const CSUM: u64 = 1 << 0;
+    /// Driver handles packets with partial checksum.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// Device maximum MTU is in its configuration.
+    pub const MTU: u64 = 1 << 3;
+    /// Device has given a MAC address.
+    pub const MAC: u64 = 1 << 5;
+    /// Driver can merge receive buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// Configuration status field is available.
+    pub const STATUS: u64 = 1 << 16;
+    /// Control channel is available.
+    pub const CTRL_VQ: u64 = 1 << 17;
+    /// Multiple queue pairs.
+    pub const MQ: u64 = 1 << 22;
+    /// Legacy: any header layout (implied by `VERSION_1`).
+    pub const ANY_LAYOUT: u64 = 1 << 27;
+    /// Indirect descriptor tables (2.7.5.3).
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// Used/avail event index (2.7.7, 2.7.10).
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// vhost-user: `GET_PROTOCOL_FEATURES` exists. Not a virtio feature: never reaches a guest.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// Modern device.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// Device reaches memory through an IOMMU.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
+    /// Packed rings (2.8).
+    pub const RING_PACKED: u64 = 1 << 34;
+    /// Buffers are used in the order in which they were made available (2.7.9).
+    pub const IN_ORDER: u64 = 1 << 35;
+}
+
+/// Device status bits (2.1).
+pub mod status {
+    /// The driver has noticed the device.
+    pub const ACKNOWLEDGE: u8 = 1;
+    /// The driver knows how to drive it.
+    pub const DRIVER: u8 = 2;
+    /// The driver is ready.
+    pub const DRIVER_OK: u8 = 4;
+    /// Feature negotiation is complete.
+    pub const FEATURES_OK: u8 = 8;
+    /// The device needs a reset.
+    pub const NEEDS_RESET: u8 = 64;
+    /// The driver gave up.
+    pub const FAILED: u8 = 128;
+}
+
+/// Descriptor flag: the chain goes on at `next` (2.7.5).
+pub const DESC_F_NEXT: u16 = 1;
+/// Descriptor flag: the device writes this buffer.
+pub const DESC_F_WRITE: u16 = 2;
+/// Descriptor flag: the buffer is a table of descriptors.
+pub const DESC_F_INDIRECT: u16 = 4;
+/// Avail ring flag: the driver wants no interrupts (2.7.6).
+pub const AVAIL_F_NO_INTERRUPT: u16 = 1;
+/// Used ring flag: the device wants no kicks (2.7.8).
+pub const USED_F_NO_NOTIFY: u16 = 1;
+
+/// A split-ring descriptor (2.7.5).
+#[repr(C, align(16))]
+#[derive(Debug, Default)]
+pub struct Desc {
+    /// Where the buffer lies, in the device's address space.
+    pub addr: AtomicU64,
+    /// Its length in bytes.
+    pub len: AtomicU32,
+    /// `DESC_F_*`.
+    pub flags: AtomicU16,
+    /// The next descriptor of the chain, if `DESC_F_NEXT`.
+    pub next: AtomicU16,
+}
+const _: () = assert!(size_of::<Desc>() == 16);
+// SAFETY: four atomics, 8 + 4 + 2 + 2 = 16 bytes: no padding, any bits are valid.
+unsafe impl Shared for Desc {}
+
+/// One element of the used ring (2.7.8).
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct UsedElem {
+    /// Index of the head descriptor of the finished chain.
+    pub id: AtomicU32,
+    /// Bytes written into it.
+    pub len: AtomicU32,
+}
+const _: () = assert!(size_of::<UsedElem>() == 8);
+// SAFETY: two atomics, 8 bytes: no padding, any bits are valid.
+unsafe impl Shared for UsedElem {}
+
+/// Where the words of a split ring's driver area lie, in units of 16 bits (2.7.6): `flags`, `idx`, the ring, `used_event`.
+pub mod avail {
+    /// `flags`.
+    pub const FLAGS: usize = 0;
+    /// `idx`.
+    pub const IDX: usize = 1;
+    /// The first ring entry.
+    pub const RING: usize = 2;
+    /// 16-bit words in the whole area.
+    #[must_use]
+    pub const fn words(size: u16) -> usize {
+        RING + size as usize + 1
+    }
+}
+
+/// Where the parts of a split ring's device area lie, in bytes (2.7.8): `flags`, `idx`, the elements, `avail_event`.
+pub mod used {
+    /// `flags`, 16 bits.
+    pub const FLAGS: usize = 0;
+    /// `idx`, 16 bits.
+    pub const IDX: usize = 2;
+    /// The first element.
+    pub const RING: usize = 4;
+    /// Bytes in the whole area.
+    #[must_use]
+    pub const fn bytes(size: u16) -> usize {
+        RING + 8 * size as usize + 2
+    }
+}
+
+/// Bytes of `struct virtio_net_hdr` before each frame (5.1.6): 10 for a legacy device without mergeable buffers, else 12.
+#[must_use]
+pub const fn header_len(features: u64) -> usize {
+    if features & (feature::VERSION_1 | feature::MRG_RXBUF | feature::RING_PACKED) == 0 { 10 } else { 12 }
+}
+/// Offset of `num_buffers` in a 12-byte header.
+pub const HEADER_NUM_BUFFERS: usize = 10;
+/// The longest header this crate handles.
+pub const HEADER_LEN_MAX: usize = 12;
+/// The shortest frame that is a frame: an Ethernet header.
+pub const FRAME_LEN_MIN: usize = 14;
