@@ -1,1 +1,4 @@
-//! testbed
+//! The testbed: what runs the two ends against each other and against everybody else's, and judges what comes out.
+
+pub mod frame;
+pub mod ledger;
