@@ -5,6 +5,10 @@ pub mod mbuf;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod mempool;
+#[cfg(not(loom))]
+pub mod path;
+#[cfg(not(loom))]
+pub mod port;
 #[cfg(loom)]
 #[path = "mempool/ring.rs"]
 pub mod ring;
