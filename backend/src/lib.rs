@@ -1,1 +1,15 @@
-//! backend
+//! Twinring's vhost-user backend: the device end of virtio-net.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`session`] | one connection: its state, and the rules by which a ring runs |
+//! | [`memory`] | guest regions, mapped and translated |
+//! | [`queue`] | device ends of rings |
+//!
+//! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the handler for a
+//! peer that shortens them).
+pub mod error;
+pub mod memory;
+pub mod queue;
+pub mod session;
+mod sigbus;

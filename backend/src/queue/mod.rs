@@ -1,0 +1,2 @@
+//! Device ends of virtqueues: `QueueConfig -> activate() -> running queue`.
+pub mod config;
