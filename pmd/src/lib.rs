@@ -12,6 +12,10 @@ pub mod port;
 #[cfg(loom)]
 #[path = "mempool/ring.rs"]
 pub mod ring;
+#[cfg(not(loom))]
+pub mod rx;
 pub mod shared;
+#[cfg(not(loom))]
+pub mod tx;
 #[cfg(not(loom))]
 pub mod virtio;

@@ -220,6 +220,28 @@ pub fn prefetch<T>(target: *const T) {
     let _ = target;
 }
 
+/// Publishes ring index `value`, then tells whether the other side wants to be woken (virtio 1.3, 2.7.13.4.1 and 2.7.14): true
+/// unless its `flags` have the `suppress` bit.
+///
+/// Partner: [`rearm`] on the other side. The full fence keeps our look at its flags behind our index becoming visible; with
+/// the fence in `rearm`, at least one of the two sees what the other stored, so no wake-up is lost.
+#[inline(always)]
+pub fn publish(idx: &AtomicU16, value: u16, flags: &AtomicU16, suppress: u16) -> bool {
+    // Release: the ring entries are visible before the index that covers them.
+    idx.store(value, Ordering::Release);
+    fence(Ordering::SeqCst);
+    flags.load(Ordering::Relaxed) & suppress == 0
+}
+
+/// Asks to be woken (clears all of our `flags`), and returns the other side's index as it is *afterwards*: look at it again
+/// before going to sleep (virtio 1.3, 2.7.7.1). Partner: [`publish`].
+#[inline(always)]
+pub fn rearm(flags: &AtomicU16, idx: &AtomicU16) -> u16 {
+    flags.store(0, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    idx.load(Ordering::Acquire)
+}
+
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 

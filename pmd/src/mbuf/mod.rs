@@ -178,11 +178,24 @@ impl Mbuf {
         m.buf_iova + u64::from(m.data_off)
     }
 
+    /// The device's address of byte `offset` of the first segment's buffer, headroom included.
+    #[inline(always)]
+    #[must_use]
+    pub fn buf_iova(&self, offset: u16) -> u64 {
+        self.raw().buf_iova + u64::from(offset)
+    }
+
     /// Whether a header of `len` bytes may be written before the data: nobody else sees this buffer, and there is room.
     #[inline(always)]
     #[must_use]
     pub fn can_push(&self, len: usize) -> bool {
         self.raw().is_plain() && self.headroom() >= len
+    }
+
+    /// Asks the CPU to bring the line before the usual start of data near, where a device's header lies.
+    #[inline(always)]
+    pub fn prefetch_headroom(&self) {
+        crate::shared::prefetch(self.raw().buf_addr.wrapping_add(usize::from(HEADROOM) - 1));
     }
 
     /// Asks the CPU to bring the header near.

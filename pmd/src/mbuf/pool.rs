@@ -150,6 +150,16 @@ impl MbufPool {
         self.pool.get_bulk(&mut out).ok().map(|()| Mbuf(unsafe { out[0].assume_init() }.cast()))
     }
 
+    /// `N` mbufs, as [`raw_alloc`](Self::raw_alloc) gives them, or none.
+    #[inline(always)]
+    #[must_use]
+    pub fn raw_alloc_array<const N: usize>(&self) -> Option<[Mbuf; N]> {
+        let mut out = [const { MaybeUninit::<NonNull<u8>>::uninit() }; N];
+        self.pool.get_bulk(&mut out).ok()?;
+        // SAFETY: a successful get initialised all of `out` with headers of ours.
+        Some(out.map(|object| Mbuf(unsafe { object.assume_init() }.cast())))
+    }
+
     /// Appends `count` empty packets to `out`: all of them, or none.
     ///
     /// # Errors

@@ -1,2 +1,11 @@
 //! virtio-net.
+pub mod paths;
 pub mod spec;
+pub mod split;
+pub mod split_tx;
+
+/// Wakes a device that does not poll.
+pub trait Doorbell: Send {
+    /// Tells it that the ring has something new.
+    fn ring(&self);
+}

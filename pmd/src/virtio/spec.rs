@@ -3,7 +3,7 @@
 //! All fields are little-endian (1.4); this crate is built for little-endian hosts only.
 #![expect(unsafe_code, reason = "marks the ring layouts as `Shared`: structs of atomics without padding")]
 
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::shared::Shared;
 
@@ -82,16 +82,39 @@ pub const USED_F_NO_NOTIFY: u16 = 1;
 pub struct Desc {
     /// Where the buffer lies, in the device's address space.
     pub addr: AtomicU64,
-    /// Its length in bytes.
-    pub len: AtomicU32,
-    /// `DESC_F_*`.
-    pub flags: AtomicU16,
-    /// The next descriptor of the chain, if `DESC_F_NEXT`.
-    pub next: AtomicU16,
+    /// Length, flags and next: a [`DescMeta`] in one word, so that it is read and written as one.
+    pub meta: AtomicU64,
 }
 const _: () = assert!(size_of::<Desc>() == 16);
-// SAFETY: four atomics, 8 + 4 + 2 + 2 = 16 bytes: no padding, any bits are valid.
+// SAFETY: two atomics, 16 bytes: no padding, any bits are valid.
 unsafe impl Shared for Desc {}
+
+/// The second half of a [`Desc`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescMeta {
+    /// The buffer's length in bytes.
+    pub len: u32,
+    /// `DESC_F_*`.
+    pub flags: u16,
+    /// The next descriptor of the chain, if `DESC_F_NEXT`.
+    pub next: u16,
+}
+
+impl DescMeta {
+    /// As it lies in memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48
+    }
+
+    /// From memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn unpack(word: u64) -> Self {
+        Self { len: word as u32, flags: (word >> 32) as u16, next: (word >> 48) as u16 }
+    }
+}
 
 /// One element of the used ring (2.7.8).
 #[repr(C)]

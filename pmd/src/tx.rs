@@ -1,0 +1,106 @@
+//! THE transmit burst: one loop for every ring.
+
+use std::sync::Arc;
+
+use crate::mbuf::Mbuf;
+use crate::port::{Burst, Fault, QueueStats, TxBurst};
+
+/// A transmit ring's driver end.
+pub trait TxRing: Send {
+    /// Descriptors of the ring.
+    fn size(&self) -> u16;
+
+    /// Free descriptors.
+    fn room(&self) -> u16;
+
+    /// Descriptors that `mbuf` takes; more than [`size`](Self::size) if it can never be sent.
+    fn slots(&self, mbuf: &Mbuf) -> u16;
+
+    /// Puts a packet into the next free slots. Called only while `slots` fit into `room`, before `publish`.
+    fn stage(&mut self, mbuf: Mbuf);
+
+    /// Stages `N` packets at once.
+    #[inline(always)]
+    fn stage_group<const N: usize>(&mut self, mbufs: [Mbuf; N]) {
+        for mbuf in mbufs {
+            self.stage(mbuf);
+        }
+    }
+
+    /// Lets the device see what was staged; true if it had to be kicked.
+    fn publish(&mut self) -> bool;
+
+    /// Frees packets that the device is done with; returns how many.
+    ///
+    /// # Errors
+    /// The fault, if the device claims more than it can have completed.
+    fn reap(&mut self) -> Result<usize, Fault>;
+}
+
+/// A transmit queue.
+pub struct TxQueue<R> {
+    ring: R,
+    free_thresh: u16,
+    stats: Arc<QueueStats>,
+}
+
+impl<R: TxRing> TxQueue<R> {
+    /// A queue on `ring`, which is reaped when fewer than `free_thresh` descriptors, or fewer than a burst needs, are free.
+    pub fn new(ring: R, free_thresh: u16, stats: Arc<QueueStats>) -> Self {
+        Self { ring, free_thresh, stats }
+    }
+
+    /// Stages packets from the front of `burst` while they fit; returns how many, and how many bytes.
+    #[inline(always)]
+    fn stage_front(&mut self, burst: &mut Burst) -> (usize, usize) {
+        let mut room = self.ring.room();
+        let (mut packets, mut bytes) = (0, 0);
+        for mbuf in burst.as_slice() {
+            let Some(rest) = room.checked_sub(self.ring.slots(mbuf)) else { break };
+            room = rest;
+            packets += 1;
+            bytes += mbuf.pkt_len();
+            self.stats.size(mbuf.pkt_len());
+        }
+        for mbuf in burst.take_front(packets) {
+            self.ring.stage(mbuf);
+        }
+        (packets, bytes)
+    }
+}
+
+impl<R: TxRing> TxBurst for TxQueue<R> {
+    fn tx_burst(&mut self, burst: &mut Burst) -> usize {
+        if burst.is_empty() {
+            return 0;
+        }
+        if usize::from(self.ring.room()) < burst.len().max(self.free_thresh.into()) {
+            self.reap();
+        }
+        let (mut packets, mut bytes) = self.stage_front(burst);
+        let mut dropped = 0;
+        // A packet that could never be sent must not block those behind it. Each round takes at least one, so this ends.
+        while let Some(mbuf) = burst.as_slice().first()
+            && self.ring.slots(mbuf) > self.ring.size()
+        {
+            dropped += burst.take_front(1).count();
+            self.stats.fault(Fault::ManySegments);
+            let more = self.stage_front(burst);
+            packets += more.0;
+            bytes += more.1;
+        }
+        if packets > 0 {
+            self.stats.packets.add(packets as u64);
+            self.stats.bytes.add(bytes as u64);
+            if self.ring.publish() { self.stats.kicks.add(1) } else { self.stats.kicks_suppressed.add(1) }
+        }
+        packets + dropped
+    }
+
+    fn reap(&mut self) -> usize {
+        self.ring.reap().unwrap_or_else(|fault| {
+            self.stats.fault(fault);
+            0
+        })
+    }
+}
