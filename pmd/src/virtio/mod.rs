@@ -3,6 +3,7 @@ pub mod paths;
 pub mod spec;
 pub mod split;
 pub mod split_tx;
+pub mod user;
 
 /// Wakes a device that does not poll.
 pub trait Doorbell: Send {

@@ -1,0 +1,131 @@
+//! The socket itself: connecting, or listening for one backend. Nothing here waits without a limit.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+
+use super::{SOCKET_PATH_LEN_MAX, UserError};
+
+/// Connects to the backend that listens at `path`.
+pub(super) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, UserError> {
+    let failed = |source: io::Error| match source.kind() {
+        ErrorKind::NotFound => UserError::NoSocket { path: path.to_owned() },
+        ErrorKind::ConnectionRefused if !is_socket(path) => UserError::NotASocket { path: path.to_owned() },
+        ErrorKind::ConnectionRefused => UserError::Refused { path: path.to_owned() },
+        // The listener's backlog stayed full.
+        ErrorKind::WouldBlock => {
+            UserError::TimedOut { path: path.to_owned(), request: "the connection".to_owned(), timeout }
+        }
+        _ => UserError::io(path, "connecting", source),
+    };
+    let address = address(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+    // For a Unix socket the send time-out is what limits connect(); the requests have their own limit, see `Watchdog`.
+    socket.set_write_timeout(Some(timeout)).map_err(failed)?;
+    socket.connect(&address).map_err(failed)?;
+    socket.set_write_timeout(None).map_err(failed)?;
+    Ok(socket.into())
+}
+
+/// Listens at `path` until one backend has connected.
+pub(super) fn accept(path: &Path, timeout: Duration) -> Result<(UnixStream, Listener), UserError> {
+    let listener = Listener::bind(path)?;
+    let failed = |source: io::Error| match source.kind() {
+        ErrorKind::WouldBlock => UserError::NoPeer { path: path.to_owned(), timeout },
+        _ => UserError::io(path, "waiting for a backend", source),
+    };
+    listener.socket.set_read_timeout(Some(timeout)).map_err(failed)?;
+    let (stream, _) = listener.socket.accept().map_err(failed)?;
+    Ok((stream.into(), listener))
+}
+
+/// Whether the other end is still there; never waits.
+pub(super) fn is_connected(stream: &UnixStream) -> bool {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    match SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}
+
+/// A listening socket, whose file goes with it. It lives as long as the connection, so that nobody takes the path meanwhile.
+pub(super) struct Listener {
+    socket: Socket,
+    path: PathBuf,
+    /// Device and inode of the file. As long as the socket is bound, no other file can have them.
+    file: (u64, u64),
+}
+
+impl Listener {
+    fn bind(path: &Path) -> Result<Self, UserError> {
+        let address = address(path)?;
+        remove_stale(path, &address)?;
+        let failed = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => UserError::NoDirectory { path: path.to_owned() },
+            ErrorKind::AddrInUse => UserError::InUse { path: path.to_owned() },
+            _ => UserError::io(path, "listening", source),
+        };
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+        socket.bind(&address).map_err(failed)?;
+        let file = identity(path).map_err(failed)?;
+        let listener = Self { socket, path: path.to_owned(), file };
+        listener.socket.listen(1).map_err(failed)?;
+        Ok(listener)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Whoever replaced our file keeps theirs.
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            // A file that cannot be removed is found stale, and removed, by the next server.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the socket that a crashed server left at `path`; anything else there is an error.
+fn remove_stale(path: &Path, address: &SockAddr) -> Result<(), UserError> {
+    let failed = |source| UserError::io(path, "looking for a stale socket", source);
+    if fs::symlink_metadata(path).is_err() {
+        return Ok(()); // Then there is nothing there, or bind() will say what is wrong.
+    }
+    if !is_socket(path) {
+        return Err(UserError::NotASocket { path: path.to_owned() });
+    }
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    match socket.connect(address).map_err(|error| (error.kind(), error)) {
+        Err((ErrorKind::ConnectionRefused, _)) => {
+            fs::remove_file(path).map_err(|source| UserError::io(path, "removing the stale socket", source))
+        }
+        Err((ErrorKind::NotFound, _)) => Ok(()),
+        Err((ErrorKind::PermissionDenied, source)) => Err(failed(source)),
+        // A connection, a full backlog, a socket of another type: in every case somebody is there.
+        Ok(()) | Err(_) => Err(UserError::InUse { path: path.to_owned() }),
+    }
+}
+
+fn address(path: &Path) -> Result<SockAddr, UserError> {
+    let bytes = path.as_os_str().as_bytes();
+    let error = || UserError::Path { path: path.to_owned(), len: bytes.len() };
+    if bytes.is_empty() || bytes.len() > SOCKET_PATH_LEN_MAX || bytes.contains(&0) {
+        return Err(error());
+    }
+    SockAddr::unix(path).map_err(|_| error())
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
