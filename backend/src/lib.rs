@@ -2,14 +2,19 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`control`] | one thread that serves all sockets: connections, messages, time limits |
 //! | [`session`] | one connection: its state, and the rules by which a ring runs |
 //! | [`memory`] | guest regions, mapped and translated |
 //! | [`queue`] | device ends of rings |
 //!
 //! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the handler for a
 //! peer that shortens them).
+pub mod control;
+mod endpoint;
 pub mod error;
+mod listener;
 pub mod memory;
 pub mod queue;
 pub mod session;
 mod sigbus;
+mod wire;

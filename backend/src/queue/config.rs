@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32};
 use pmd::shared::{Shared, View};
 use pmd::virtio::spec::{Desc, RING_SIZE_MAX, UsedElem, avail, feature, used};
 use rustix::fs::{FileType, OFlags};
+use rustix::io::FdFlags;
 
 use crate::error::Error;
 use crate::memory::GuestMemory;
@@ -126,6 +127,8 @@ impl Notifier {
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Unknown {
             return Err(io::Error::other("not an eventfd"));
         }
+        // It came through a receive without MSG_CMSG_CLOEXEC, the `vhost` crate's.
+        rustix::io::fcntl_setfd(&file, FdFlags::CLOEXEC)?;
         let flags = rustix::fs::fcntl_getfl(&file)?;
         rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
         Ok(Self(file.into()))
