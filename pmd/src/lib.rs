@@ -1,5 +1,7 @@
 //! Twinring's poll-mode driver.
 #[cfg(not(loom))]
+pub mod fwd;
+#[cfg(not(loom))]
 pub mod mbuf;
 #[cfg(not(loom))]
 pub mod mem;
@@ -15,6 +17,8 @@ pub mod ring;
 #[cfg(not(loom))]
 pub mod rx;
 pub mod shared;
+#[cfg(not(loom))]
+pub mod sys;
 #[cfg(not(loom))]
 pub mod tx;
 #[cfg(not(loom))]
