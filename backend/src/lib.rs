@@ -9,6 +9,7 @@
 //!
 //! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the handler for a
 //! peer that shortens them).
+pub mod burst;
 pub mod control;
 mod endpoint;
 pub mod error;

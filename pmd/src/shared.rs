@@ -170,6 +170,24 @@ mod view {
             n
         }
 
+        /// The first `N` bytes, if there are as many.
+        #[inline(always)]
+        pub fn get<const N: usize>(&self) -> Option<[u8; N]> {
+            // SAFETY: `N` readable bytes; a byte array has no alignment.
+            (N <= self.len).then(|| unsafe { self.ptr.cast::<[u8; N]>().read() })
+        }
+
+        /// Stores to the first `N` bytes, if there are as many; whether there were.
+        #[inline(always)]
+        pub fn put<const N: usize>(&self, bytes: [u8; N]) -> bool {
+            if N > self.len {
+                return false;
+            }
+            // SAFETY: `N` writable bytes; a byte array has no alignment.
+            unsafe { self.ptr.cast::<[u8; N]>().write(bytes) };
+            true
+        }
+
         /// Copies to `to`, as many bytes as both hold; returns how many. The ranges may overlap, for a peer may lie about
         /// its buffers; what they hold then is the peer's affair.
         #[inline(always)]
@@ -181,22 +199,35 @@ mod view {
         }
     }
 
-    /// Copies `n` bytes; frames of up to 64 bytes inline, the rest by `memmove`.
+    /// Copies `n` bytes; frames of up to 128 bytes inline, the rest by `memmove`.
     ///
     /// # Safety
     /// `from` is readable and `to` writable for `n` bytes. They may overlap.
     #[inline(always)]
     unsafe fn copy_bytes(from: *const u8, to: *mut u8, n: usize) {
-        // SAFETY: the caller's contract. In the inline case two 32-byte moves, all loads before all stores, cover 32..=64.
+        // SAFETY: the caller's contract. Inline, the first and the last half meet or overlap, and all loads come before all
+        // stores.
         unsafe {
-            if (32..=64).contains(&n) {
-                let head = from.cast::<[u128; 2]>().read_unaligned();
-                let tail = from.add(n - 32).cast::<[u128; 2]>().read_unaligned();
-                to.cast::<[u128; 2]>().write_unaligned(head);
-                to.add(n - 32).cast::<[u128; 2]>().write_unaligned(tail);
-            } else {
-                std::ptr::copy(from, to, n);
+            match n {
+                32..=64 => copy_ends::<32>(from, to, n),
+                65..=128 => copy_ends::<64>(from, to, n),
+                _ => std::ptr::copy(from, to, n),
             }
+        }
+    }
+
+    /// Copies the first and the last `HALF` of `n` bytes.
+    ///
+    /// # Safety
+    /// As [`copy_bytes`], and `HALF <= n`.
+    #[inline(always)]
+    unsafe fn copy_ends<const HALF: usize>(from: *const u8, to: *mut u8, n: usize) {
+        // SAFETY: `HALF <= n`, and byte arrays have no alignment.
+        unsafe {
+            let head = from.cast::<[u8; HALF]>().read();
+            let tail = from.add(n - HALF).cast::<[u8; HALF]>().read();
+            to.cast::<[u8; HALF]>().write(head);
+            to.add(n - HALF).cast::<[u8; HALF]>().write(tail);
         }
     }
 

@@ -8,8 +8,10 @@ use crate::shared::Counter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fault {
-    /// A frame: no mbuf to hold it.
+    /// No mbuf when one was wanted: buffers not offered to the device, or frames left with the guest for now.
     NoMbuf,
+    /// A frame: the pool ran dry while its segments were copied.
+    Starved,
     /// A frame: fewer bytes than its virtio header and an Ethernet header.
     Short,
     /// A frame: more bytes than the receiver can take.
@@ -37,12 +39,13 @@ pub enum Fault {
 }
 
 /// Number of [`Fault`]s.
-pub const FAULTS: usize = 13;
+pub const FAULTS: usize = 14;
 
 impl Fault {
     /// All of them.
     pub const ALL: [Fault; FAULTS] = [
         Fault::NoMbuf,
+        Fault::Starved,
         Fault::Short,
         Fault::Long,
         Fault::NoBuffer,
@@ -62,6 +65,7 @@ impl Fault {
     pub const fn name(self) -> &'static str {
         match self {
             Fault::NoMbuf => "no_mbuf",
+            Fault::Starved => "starved",
             Fault::Short => "short",
             Fault::Long => "long",
             Fault::NoBuffer => "no_buffer",
@@ -77,8 +81,8 @@ impl Fault {
         }
     }
 
-    /// Whether one count is one frame lost. The others count claims that had no frame behind them, and, for
-    /// [`NoMbuf`](Fault::NoMbuf) on a driver's receive queue, buffers that could not be offered.
+    /// Whether one count is one frame lost. The others count claims that had no frame behind them, and mbufs that were missing
+    /// without a frame being lost.
     #[must_use]
     pub const fn is_frame(self) -> bool {
         !matches!(self, Fault::NoMbuf | Fault::BadIndex | Fault::BadId)

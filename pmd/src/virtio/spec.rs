@@ -166,6 +166,8 @@ pub const fn header_len(features: u64) -> usize {
 }
 /// Offset of `num_buffers` in a 12-byte header.
 pub const HEADER_NUM_BUFFERS: usize = 10;
+/// The header of a legacy device without mergeable buffers.
+pub const HEADER_LEN_LEGACY: usize = 10;
 /// The longest header this crate handles.
 pub const HEADER_LEN_MAX: usize = 12;
 /// The shortest frame that is a frame: an Ethernet header.

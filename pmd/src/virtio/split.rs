@@ -253,9 +253,7 @@ impl<const IN_ORDER: bool, const MERGEABLE: bool> RxRing for SplitRx<IN_ORDER, M
             return Ok(0);
         }
         // The device's word, read once (5.1.6.4). 0 is taken for 1, as DPDK does.
-        let mut buffers = [0; 2];
-        mbuf.room(-2, 2).read(&mut buffers);
-        let buffers = u16::from_le_bytes(buffers).max(1);
+        let buffers = mbuf.room(-2, 2).get().map_or(0, u16::from_le_bytes).max(1);
         if buffers > self.ring.mask.saturating_add(1) {
             return Err(Fault::BadSegments);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Doorbell;
-use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, DescMeta, HEADER_LEN_MAX};
+use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, DescMeta, HEADER_LEN_LEGACY, HEADER_LEN_MAX};
 use super::split::{Layout, Ring};
 use crate::mbuf::{Mbuf, Segment};
 use crate::mem::{Arena, MemError, Span, view};
@@ -184,7 +184,10 @@ impl<const IN_ORDER: bool> TxRing for SplitTx<IN_ORDER> {
         let header_len = usize::from(self.params.header_len);
         let chain = if mbuf.can_push(header_len) {
             // The header goes right before the data (VERSION_1 implies ANY_LAYOUT, 5.1.6): one descriptor for both.
-            mbuf.room(-header_len.cast_signed(), header_len).write(&[0; HEADER_LEN_MAX]);
+            let room = mbuf.room(-header_len.cast_signed(), header_len);
+            if !room.put([0; HEADER_LEN_MAX]) {
+                room.put([0; HEADER_LEN_LEGACY]);
+            }
             let addr = mbuf.data_iova() - header_len as u64;
             let id = self.push_desc(addr, (mbuf.data_len() + header_len) as u32, 0);
             Chain { len: 1, last: id }
