@@ -1,4 +1,4 @@
-//! Forwarding engines, as testpmd has them, on any [`Port`]: in a guest over virtio, on a host over vhost-user.
+//! Forwarding engines, as testpmd has them, on any [`Port`](crate::port::Port): in a guest over virtio, on a host over vhost-user.
 //!
 //! A *stream* leads from a receive queue to a transmit queue. Ports are paired (0 with 1, 2 with 3, an odd last one with
 //! itself), queue with queue of the same number. Streams are dealt to workers in turn, and no queue belongs to two of them.
@@ -11,20 +11,24 @@
 //! ```
 
 mod address;
+mod cli;
 mod engine;
 mod error;
 mod forwarder;
 mod generate;
 mod setup;
 mod stats;
+mod steer;
 mod worker;
 
 pub use address::{Address, AddressError};
+pub use cli::{CpuList, Opener, Options, exit_code, main, parse, run};
 pub use error::ForwardError;
 pub use forwarder::{ForwardConfig, Forwarder};
 pub use generate::{FRAME_MAX, FRAME_MIN};
 pub use setup::{PORTS_MAX, PortSetup, cache_size, mbufs_needed, open_port};
 pub use stats::{Counts, FinalReport, FwdStats, Named, PortState, PortStats, StreamStats};
+pub use steer::serve;
 
 /// The engines, by the names testpmd gives them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]

@@ -185,12 +185,18 @@ impl fmt::Display for Counts {
     }
 }
 
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PortState { address, link, rx_path, tx_path } = self;
+        let [rx_path, tx_path] = [rx_path, tx_path].map(|path| path.as_deref().unwrap_or("none"));
+        write!(f, "{address}: link {link}, rx_path {rx_path}, tx_path {tx_path}")
+    }
+}
+
 impl fmt::Display for FwdStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, port) in self.ports.iter().enumerate() {
-            let PortState { address, link, rx_path, tx_path } = &port.state;
-            let [rx_path, tx_path] = [rx_path, tx_path].map(|path| path.as_deref().unwrap_or("none"));
-            writeln!(f, "port {number} {address}: link {link}, rx_path {rx_path}, tx_path {tx_path}")?;
+            writeln!(f, "port {number} {}", port.state)?;
             writeln!(f, "  rx {}\n  tx {}", port.rx, port.tx)?;
         }
         for stream in &self.streams {

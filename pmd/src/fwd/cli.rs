@@ -1,0 +1,255 @@
+//! The command line that both binaries share: options, ports and memory, how a process ends.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use super::steer::{self, Signals};
+use super::{
+    Address, Engine, FRAME_MAX, FinalReport, ForwardConfig, Forwarder, PortSetup, cache_size, mbufs_needed, open_port,
+};
+use crate::mbuf::{HEADROOM, MbufPool, MbufPoolConfig, ROOM_DEFAULT};
+use crate::mem::{Arena, Pages};
+use crate::port::Port;
+
+/// Opens the port of an address; what devices are to reach lies in the arenas. The port comes back not yet configured.
+pub type Opener<'a> = &'a dyn Fn(&Address, &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>>;
+
+/// Queue pairs of a port whose address names no number.
+const QUEUES_DEFAULT: u32 = 1;
+/// Descriptors of a queue whose address names no size.
+const SIZE_DEFAULT: u32 = 1024;
+/// Bytes of arena for each descriptor, beside its mbuf: the rings, an indirect table, a header.
+const DESCRIPTOR_BYTES: usize = 256;
+/// Bytes of arena for each queue, for what is rounded up to whole pages.
+const QUEUE_BYTES: usize = 64 << 10;
+/// Highest CPU number that can be named.
+const CPU_MAX: usize = 1023;
+
+/// What can be said on the command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Port to forward on, as virtio-user:PATH[,queues=N][,size=N][,packed][,in_order][,mrg][,server]; repeatable: 0 and 1,
+    /// 2 and 3 … forward to each other, an odd last one to itself
+    #[arg(long = "port", value_name = "ADDRESS", required = true)]
+    pub ports: Vec<Address>,
+    /// What to do with frames
+    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
+    pub engine: Engine,
+    /// Receive path, by name (default: the best that fits)
+    #[arg(long, value_name = "NAME")]
+    pub rx_path: Option<String>,
+    /// Transmit path, by name (default: the best that fits)
+    #[arg(long, value_name = "NAME")]
+    pub tx_path: Option<String>,
+    /// Most packets at a time, 1 to 512
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub burst: u16,
+    /// Length of generated frames, 60 to 9000 bytes without FCS
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=9000))]
+    pub frame: u16,
+    /// CPUs to run on, one worker each, like 0,2-3 (default: one worker, wherever the kernel puts it)
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// Seconds to run (0: until Ctrl-C)
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32))]
+    pub seconds: u32,
+    /// Print the final statistics as one line of JSON, and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Take commands from standard input, and answer each with one line of JSON
+    #[arg(long, hide = true, conflicts_with_all = ["engine", "seconds", "json"])]
+    pub control: bool,
+}
+
+/// A list of CPU numbers, like `0,2-3`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok().filter(|&cpu: &usize| cpu <= CPU_MAX);
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (Some(first), Some(last)) = (number(first), number(last)) else {
+                return Err(format!("{part:?} is no CPU number or range, 0 to {CPU_MAX}; write a list like 0,2-3"));
+            };
+            if first > last {
+                return Err(format!("range {part} ends before it begins; write {last}-{first}"));
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(Self(cpus))
+    }
+}
+
+#[derive(Parser)]
+#[command(name = "twinring-fwd", version, about = "Forwards frames between ports, as testpmd does")]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// `twinring-fwd`: parses `args` (program name first), opens the ports with `opener` and runs until told to end.
+pub fn main(args: impl IntoIterator<Item = OsString>, opener: Opener<'_>) -> ExitCode {
+    match parse::<Cli>(args) {
+        Ok(cli) => exit_code("twinring-fwd", &run(&cli.options, opener)),
+        Err(code) => code,
+    }
+}
+
+/// Parses a command line. What is wrong with it is said in one sentence on standard error.
+///
+/// # Errors
+/// The exit code: 2 for a usage error, 0 after `--help` and `--version`.
+pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
+    P::try_parse_from(args).map_err(|error| {
+        if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+            return error.print().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        let text = error.render().to_string();
+        // clap goes on with usage and hints in further paragraphs.
+        let first = text.split("\n\n").next().unwrap_or_default();
+        let sentence = first.split_whitespace().collect::<Vec<_>>().join(" ");
+        eprintln!("{sentence}; see --help");
+        ExitCode::from(2)
+    })
+}
+
+/// The exit code of a run; an error is said in one sentence on standard error.
+pub fn exit_code(program: &str, result: &anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {}", sentence(error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An error and its causes, but for those that it names itself.
+pub(super) fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text += if text.is_empty() { "" } else { ": " };
+            text += &cause;
+        }
+    }
+    text
+}
+
+/// Opens the ports with `opener`, and forwards until time is up, a signal arrives, or `--control` says so.
+///
+/// To be called while the process has one thread: it takes SIGINT and SIGTERM over, for good.
+///
+/// # Errors
+/// Whatever kept it from starting, or from ending well.
+pub fn run(options: &Options, opener: Opener<'_>) -> anyhow::Result<()> {
+    let signals = Signals::watch()?;
+    let mut forwarder = open(options, opener)?;
+    let events = signals.forward();
+    let mut out = std::io::stdout().lock();
+    let report = if options.control {
+        steer::read_lines(std::io::stdin(), &events)?;
+        steer::serve_events(forwarder, &events, &mut out)?
+    } else {
+        forwarder.start(options.engine, 0)?;
+        steer::watch(forwarder, options.seconds, options.json, &events, &mut out)?
+    };
+    finish(&report)
+}
+
+/// An error if the end was not clean.
+fn finish(report: &FinalReport) -> anyhow::Result<()> {
+    anyhow::ensure!(report.ok, "{}", report.errors.join("; "));
+    Ok(())
+}
+
+/// Memory, ports, and the forwarder on them.
+fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
+    let cpus = options.cpus.clone().unwrap_or_default().0;
+    let (burst, frame) = (usize::from(options.burst), usize::from(options.frame));
+    let rings = options.ports.iter().map(|address| 2 * queues(address) as usize);
+    let descriptors = options.ports.iter().map(|address| 2 * (queues(address) * size(address)) as usize).sum();
+    let segments = frame.div_ceil(usize::from(ROOM_DEFAULT - HEADROOM));
+    let cache_size = cache_size(burst);
+    let count = mbufs_needed(descriptors, cpus.len().max(1), cache_size, burst, segments)?;
+    let pool = MbufPoolConfig { count, cache_size, ..MbufPoolConfig::default() };
+
+    let ring_bytes = rings.sum::<usize>() * QUEUE_BYTES + descriptors * DESCRIPTOR_BYTES;
+    let arena = Arena::new(pool.arena_bytes() + ring_bytes, &Pages::Auto)?;
+    if let Some(advice) = arena.advice() {
+        eprintln!("{advice}");
+    }
+    let pool = MbufPool::new(&pool, &arena)?;
+
+    let arenas = [arena];
+    let mut ports = Vec::new();
+    for address in &options.ports {
+        let mut port = opener(address, &arenas)?;
+        let setup = PortSetup {
+            queues: queues(address) as u16,
+            size: size(address) as u16,
+            pool: pool.clone(),
+            rx_path: options.rx_path.clone(),
+            tx_path: options.tx_path.clone(),
+            frame_max: if port.info().scatter { FRAME_MAX as u32 } else { 0 },
+        };
+        open_port(port.as_mut(), &setup)?;
+        ports.push(port);
+    }
+    let config = ForwardConfig { burst, frame, sequence: false, cpus, pool, more_pools: Vec::new() };
+    Ok(Forwarder::new(ports, &config)?)
+}
+
+fn queues(address: &Address) -> u32 {
+    address.number("queues").unwrap_or(QUEUES_DEFAULT)
+}
+
+fn size(address: &Address) -> u32 {
+    address.number("size").unwrap_or(SIZE_DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_list_is_numbers_and_ranges() {
+        assert_eq!("0,2-3".parse(), Ok(CpuList(vec![0, 2, 3])));
+        assert_eq!("1023".parse(), Ok(CpuList(vec![1023])));
+        for (text, part) in [("", ""), ("x", "x"), ("1,", ""), ("1024", "1024"), ("0-9999999999", "0-9999999999")] {
+            let problem = format!("{part:?} is no CPU number or range, 0 to 1023; write a list like 0,2-3");
+            assert_eq!(text.parse::<CpuList>(), Err(problem));
+        }
+        assert_eq!("3-2".parse::<CpuList>(), Err("range 3-2 ends before it begins; write 2-3".into()));
+    }
+
+    #[test]
+    fn the_ranges_of_options_are_those_of_the_library() {
+        let parse = |option: &str, value: usize| {
+            Cli::try_parse_from(["fwd", "--port", "virtio-user:s", option, &value.to_string()]).is_ok()
+        };
+        for (option, min, max) in
+            [("--burst", 1, crate::port::BURST_MAX), ("--frame", super::super::FRAME_MIN, FRAME_MAX)]
+        {
+            let outcome = [min - 1, min, max, max + 1].map(|value| parse(option, value));
+            assert_eq!(outcome, [false, true, true, false], "{option}");
+        }
+    }
+
+    #[test]
+    fn causes_that_an_error_names_itself_are_not_repeated() {
+        let cause = std::io::Error::other("no such thing");
+        let error = anyhow::Error::new(cause).context("port a: no such thing").context("opening failed");
+        assert_eq!(sentence(&error), "opening failed: port a: no such thing");
+    }
+}
