@@ -133,7 +133,9 @@ pub enum UserError {
         features: u64,
     },
     /// More queue pairs than there are.
-    #[error("{asked} queue pairs asked of the vhost-user backend at {path}: it has 1 to {limit}")]
+    #[error(
+        "{asked} queue pairs asked of the vhost-user backend at {path}: at least 1 and at most {limit} are possible"
+    )]
     QueuePairs {
         /// The socket.
         path: PathBuf,
