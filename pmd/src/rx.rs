@@ -10,7 +10,7 @@ use crate::virtio::spec::FRAME_LEN_MIN;
 const TAKE_GROUP: usize = 8;
 /// Mbufs allocated and staged together while that many slots are free.
 const STAGE_GROUP: usize = 32;
-/// Mbufs staged together when few are free; `free_thresh` is a multiple of it.
+/// Mbufs staged together when few are free; `free_thresh` is a multiple of it, save on the smallest rings.
 pub const STAGE_GROUP_MIN: usize = 4;
 
 /// A taken slot: its buffer and what the device says of it, or the fault if there is no buffer of ours behind the claim.
@@ -102,7 +102,10 @@ impl<R: RxRing> RxQueue<R> {
         if self.ring.room() < self.free_thresh {
             return;
         }
-        let staged = self.refill_by::<STAGE_GROUP>() | self.refill_by::<STAGE_GROUP_MIN>();
+        let mut staged = self.refill_by::<STAGE_GROUP>() | self.refill_by::<STAGE_GROUP_MIN>();
+        if usize::from(self.free_thresh) < STAGE_GROUP_MIN {
+            staged |= self.refill_by::<1>();
+        }
         if staged {
             let stats = &self.stats;
             if self.ring.publish() { stats.kicks.add(1) } else { stats.kicks_suppressed.add(1) }

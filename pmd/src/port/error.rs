@@ -29,6 +29,24 @@ pub enum PortError {
         /// What it must be a multiple of.
         of: u64,
     },
+    /// A number that is not a power of two.
+    #[error("port {port}: {what} {value} is not a power of two; use {} or {}", value.next_power_of_two() / 2, value.next_power_of_two())]
+    PowerOfTwo {
+        /// The port's address.
+        port: String,
+        /// What the number is.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The device lacks something that the address asks for.
+    #[error("port {port}: the other side does not offer {features}; leave it out of the address, or enable it there")]
+    Missing {
+        /// The port's address.
+        port: String,
+        /// What is missing, as keys of the address.
+        features: String,
+    },
     /// The frame does not fit into one buffer, and may not fill several.
     #[error(
         "port {port}: frames of {frame} bytes do not fit into receive buffers of {buffer}; use larger mbufs, or mergeable buffers (mrg)"
@@ -95,4 +113,11 @@ pub enum PortError {
         /// What was asked for.
         source: crate::mem::MemError,
     },
+}
+
+impl PortError {
+    /// The error of `port`'s device or transport.
+    pub fn device(port: &str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Device { port: port.to_owned(), source: Box::new(source) }
+    }
 }

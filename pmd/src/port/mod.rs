@@ -8,6 +8,7 @@ mod burst;
 mod error;
 mod queue;
 mod stats;
+pub mod validate;
 
 pub use burst::{BURST_MAX, Burst};
 pub use error::PortError;

@@ -178,28 +178,34 @@ impl Slots {
         sum(self.tx.iter().map(|slot| &slot.stats))
     }
 
-    /// Puts a running receive queue into its slot, or empties the slot. What was there is dropped, so its mbufs go home.
+    /// Puts a running receive queue into its slot (or empties it), and takes out what was there.
     ///
     /// # Errors
     /// [`PortError::Busy`] if a worker does not let go.
-    pub fn set_rx(&self, queue: u16, running: Option<(&'static str, Box<dyn RxBurst>)>) -> Result<(), PortError> {
-        let Some(slot) = self.rx.get(usize::from(queue)) else {
-            return Err(self.no_queue("rx queue", queue, self.rx.len()));
-        };
+    pub fn swap_rx(
+        &self,
+        queue: u16,
+        running: Option<(&'static str, Box<dyn RxBurst>)>,
+    ) -> Result<Option<Box<dyn RxBurst>>, PortError> {
+        let slot = self.rx.get(usize::from(queue));
+        let slot = slot.ok_or_else(|| self.no_queue("rx queue", queue, self.rx.len()))?;
         let (path, running) = running.unzip();
-        slot.replace(path, running).map(drop).map_err(|_| self.busy(format!("rx queue {queue}")))
+        slot.replace(path, running).map_err(|_| self.busy(format!("rx queue {queue}")))
     }
 
-    /// Puts a running transmit queue into its slot, or empties the slot. What was there is dropped, so its mbufs go home.
+    /// Puts a running transmit queue into its slot (or empties it), and takes out what was there.
     ///
     /// # Errors
     /// [`PortError::Busy`] if a worker does not let go.
-    pub fn set_tx(&self, queue: u16, running: Option<(&'static str, Box<dyn TxBurst>)>) -> Result<(), PortError> {
-        let Some(slot) = self.tx.get(usize::from(queue)) else {
-            return Err(self.no_queue("tx queue", queue, self.tx.len()));
-        };
+    pub fn swap_tx(
+        &self,
+        queue: u16,
+        running: Option<(&'static str, Box<dyn TxBurst>)>,
+    ) -> Result<Option<Box<dyn TxBurst>>, PortError> {
+        let slot = self.tx.get(usize::from(queue));
+        let slot = slot.ok_or_else(|| self.no_queue("tx queue", queue, self.tx.len()))?;
         let (path, running) = running.unzip();
-        slot.replace(path, running).map(drop).map_err(|_| self.busy(format!("tx queue {queue}")))
+        slot.replace(path, running).map_err(|_| self.busy(format!("tx queue {queue}")))
     }
 
     fn handle_out(&self, queue: String) -> PortError {

@@ -1,5 +1,6 @@
-//! virtio-net.
+//! virtio-net: the device as a [`Port`](crate::port::Port), its rings, and the transport.
 pub mod paths;
+pub mod port;
 pub mod spec;
 pub mod split;
 pub mod split_tx;

@@ -118,22 +118,22 @@ impl Port for MemPort {
     fn rx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
         let i = usize::from(queue);
         let running = MemRx(Arc::clone(&self.wires_in[i]), Arc::clone(self.slots.rx[i].stats()));
-        self.slots.set_rx(queue, Some(("memory", Box::new(running))))
+        self.slots.swap_rx(queue, Some(("memory", Box::new(running)))).map(drop)
     }
 
     fn rx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
         self.wires_in[usize::from(queue)].lock().unwrap().clear();
-        self.slots.set_rx(queue, None)
+        self.slots.swap_rx(queue, None).map(drop)
     }
 
     fn tx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
         let i = usize::from(queue);
         let running = MemTx(Arc::clone(&self.wires_out[i]), Arc::clone(self.slots.tx[i].stats()), self.depth);
-        self.slots.set_tx(queue, Some(("memory", Box::new(running))))
+        self.slots.swap_tx(queue, Some(("memory", Box::new(running)))).map(drop)
     }
 
     fn tx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
-        self.slots.set_tx(queue, None)
+        self.slots.swap_tx(queue, None).map(drop)
     }
 
     fn link(&mut self) -> Link {

@@ -1,0 +1,408 @@
+//! A virtio-net device as a [`Port`], over a vhost-user socket.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Doorbell;
+use super::paths::{RX_PATHS, RxParts, TX_PATHS, TxParts};
+use super::spec::{RING_SIZE_MAX, feature, header_len, status};
+use super::split::{Layout, RxParams};
+use super::split_tx::TxParams;
+use super::user::{Mode, RingAddresses, UserConfig, UserTransport};
+use crate::mbuf::HEADROOM;
+use crate::mem::Arena;
+use crate::path;
+use crate::port::{
+    Link, Port, PortConfig, PortError, PortInfo, RxBurst, RxQueueConfig, Slots, TxBurst, TxQueueConfig, validate,
+};
+
+/// What device to open, and how to use it.
+#[derive(Clone, Debug)]
+pub struct VirtioConfig {
+    /// The address as the user wrote it, for messages.
+    pub address: String,
+    /// The socket.
+    pub path: PathBuf,
+    /// Which end listens.
+    pub mode: Mode,
+    /// Queue pairs that can be used at most.
+    pub queue_pairs: u16,
+    /// Descriptors of each ring: a power of two.
+    pub ring_size: u16,
+    /// Ask for buffers to be used in order.
+    pub in_order: bool,
+    /// Ask for frames that may fill several buffers.
+    pub mergeable: bool,
+    /// The number that received mbufs carry.
+    pub port: u16,
+    /// The port's MAC address.
+    pub mac: [u8; 6],
+    /// How long connecting, and each request, may take.
+    pub timeout: Duration,
+}
+
+/// A queue that has been set up.
+struct Queue<C> {
+    config: C,
+    /// Descriptors in use.
+    size: u16,
+    free_thresh: u16,
+    running: bool,
+}
+
+/// A virtio-net port.
+pub struct VirtioPort {
+    config: VirtioConfig,
+    arenas: Vec<Arc<Arena>>,
+    transport: UserTransport,
+    paths: (Option<String>, Option<String>),
+    frame_max: u32,
+    rx: Vec<Option<Queue<RxQueueConfig>>>,
+    tx: Vec<Option<Queue<TxQueueConfig>>>,
+    started: bool,
+    slots: Slots,
+}
+
+/// Kicks through an eventfd.
+struct Kick(Arc<EventFd>);
+
+impl Doorbell for Kick {
+    fn ring(&self) {
+        // Fails only if the counter is full: then the device has been told.
+        let _ = self.0.write(1);
+    }
+}
+
+/// The vring of a receive queue (virtio 1.3, 5.1.2).
+const fn rx_vring(queue: u16) -> u16 {
+    2 * queue
+}
+
+/// The vring of a transmit queue.
+const fn tx_vring(queue: u16) -> u16 {
+    2 * queue + 1
+}
+
+impl VirtioPort {
+    /// Connects and negotiates. The device gets to see `arenas`, and nothing else: rings lie in the first, every mbuf that is
+    /// received into or sent must have its data in one of them.
+    ///
+    /// # Errors
+    /// [`PortError`]: a ring size that cannot be, or no connection or agreement with the device.
+    pub fn open(config: VirtioConfig, arenas: &[Arc<Arena>]) -> Result<Self, PortError> {
+        let port = &config.address;
+        if config.ring_size < 2 || config.ring_size > RING_SIZE_MAX {
+            let (value, max) = (config.ring_size.into(), RING_SIZE_MAX.into());
+            return Err(PortError::Range { port: port.clone(), what: "ring size", value, min: 2, max });
+        }
+        if !config.ring_size.is_power_of_two() {
+            return Err(PortError::PowerOfTwo {
+                port: port.clone(),
+                what: "ring size",
+                value: config.ring_size.into(),
+            });
+        }
+        let wants = [(config.in_order, feature::IN_ORDER), (config.mergeable, feature::MRG_RXBUF)];
+        let asked = wants.iter().filter(|want| want.0).map(|want| want.1).sum::<u64>();
+        let user = UserConfig {
+            path: config.path.clone(),
+            mode: config.mode,
+            queue_pairs: config.queue_pairs,
+            wanted: feature::VERSION_1 | feature::INDIRECT_DESC | feature::MQ | asked,
+            timeout: config.timeout,
+        };
+        let failed = |source| PortError::device(port, source);
+        let mut transport = UserTransport::connect(&user).map_err(failed)?;
+        let missing = asked & !transport.features();
+        if missing != 0 {
+            let names = [(feature::IN_ORDER, "in_order"), (feature::MRG_RXBUF, "mrg")];
+            let names: Vec<_> = names.iter().filter(|name| missing & name.0 != 0).map(|name| name.1).collect();
+            return Err(PortError::Missing { port: port.clone(), features: names.join(", ") });
+        }
+        transport.share(arenas).map_err(failed)?;
+        Ok(Self {
+            slots: Slots::new(port, 0, 0),
+            config,
+            arenas: arenas.to_vec(),
+            transport,
+            paths: (None, None),
+            frame_max: 0,
+            rx: Vec::new(),
+            tx: Vec::new(),
+            started: false,
+        })
+    }
+
+    /// The negotiated features.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.transport.features()
+    }
+
+    fn failed<E: std::error::Error + Send + Sync + 'static>(&self, source: E) -> PortError {
+        PortError::device(&self.config.address, source)
+    }
+
+    fn state(&self, action: &'static str, state: &'static str, remedy: &'static str) -> PortError {
+        PortError::State { port: self.config.address.clone(), action, state, remedy }
+    }
+
+    fn must_be_stopped(&self, action: &'static str) -> Result<(), PortError> {
+        if self.started { Err(self.state(action, "started", "stop it first")) } else { Ok(()) }
+    }
+
+    /// Bytes of a frame that fit into one receive buffer.
+    fn check_frame(&self, room: u16) -> Result<(), PortError> {
+        let buffer = u32::from(room - HEADROOM);
+        if self.frame_max > buffer && self.features() & feature::MRG_RXBUF == 0 {
+            let (port, frame) = (self.config.address.clone(), self.frame_max);
+            return Err(PortError::FrameTooLong { port, frame, buffer });
+        }
+        Ok(())
+    }
+
+    /// Makes a ring and hands it to the device, still empty.
+    fn ring(&mut self, vring: u16) -> Result<Layout, PortError> {
+        let memory = |source| PortError::Memory { port: self.config.address.clone(), source };
+        let layout = Layout::new(&self.arenas[0], self.config.ring_size).map_err(memory)?;
+        let Layout { size, desc, avail, used, .. } = layout;
+        let addresses = RingAddresses { size, base: 0, desc, avail, used };
+        self.transport.queue_setup(vring, &addresses).map_err(|e| self.failed(e))?;
+        self.transport.queue_enable(vring, true).map_err(|e| self.failed(e))?;
+        Ok(layout)
+    }
+
+    fn doorbell(&self, vring: u16) -> Result<Box<dyn Doorbell>, PortError> {
+        self.transport.kick_fd(vring).map(|fd| Box::new(Kick(fd)) as _).map_err(|e| self.failed(e))
+    }
+
+    fn unset(&self, queue: &'static str) -> PortError {
+        self.state("start", queue, "set the queue up first")
+    }
+
+    /// Runs a receive queue on a ring that the device has.
+    fn run_rx(&mut self, queue: u16, layout: &Layout) -> Result<(), PortError> {
+        let doorbell = self.doorbell(rx_vring(queue))?;
+        let features = self.features();
+        let row = path::select(RX_PATHS, features, self.paths.0.as_deref())
+            .map_err(|source| PortError::Path { port: self.config.address.clone(), source })?;
+        let Some(Some(setup)) = self.rx.get_mut(usize::from(queue)) else {
+            return Err(self.unset("without that receive queue"));
+        };
+        let pool = setup.config.pool.clone();
+        let params = RxParams {
+            limit: setup.size,
+            header_len: header_len(features) as u16,
+            room: pool.room(),
+            port: self.config.port,
+        };
+        let stats = Arc::clone(self.slots.rx[usize::from(queue)].stats());
+        let free_thresh = setup.free_thresh;
+        setup.running = true;
+        let running = (row.make)(RxParts { layout, params, doorbell, pool, free_thresh, stats });
+        self.slots.swap_rx(queue, Some((row.name, running))).map(drop)
+    }
+
+    /// Runs a transmit queue on a ring that the device has.
+    fn run_tx(&mut self, queue: u16, layout: &Layout) -> Result<(), PortError> {
+        let doorbell = self.doorbell(tx_vring(queue))?;
+        let features = self.features();
+        let row = path::select(TX_PATHS, features, self.paths.1.as_deref())
+            .map_err(|source| PortError::Path { port: self.config.address.clone(), source })?;
+        let Some(Some(setup)) = self.tx.get_mut(usize::from(queue)) else {
+            return Err(self.unset("without that transmit queue"));
+        };
+        let params = TxParams {
+            limit: setup.size,
+            header_len: header_len(features) as u16,
+            indirect: features & feature::INDIRECT_DESC != 0,
+        };
+        let stats = Arc::clone(self.slots.tx[usize::from(queue)].stats());
+        let parts = TxParts { layout, params, doorbell, arena: &self.arenas[0], free_thresh: setup.free_thresh, stats };
+        setup.running = true;
+        let running =
+            (row.make)(parts).map_err(|source| PortError::Memory { port: self.config.address.clone(), source })?;
+        self.slots.swap_tx(queue, Some((row.name, running))).map(drop)
+    }
+
+    fn start_all(&mut self) -> Result<(), PortError> {
+        let wanted = |queue: &Option<Queue<RxQueueConfig>>| queue.as_ref().map(|q| !q.config.deferred_start);
+        let rx: Vec<_> = self.rx.iter().map(wanted).collect();
+        let wanted = |queue: &Option<Queue<TxQueueConfig>>| queue.as_ref().map(|q| !q.config.deferred_start);
+        let tx: Vec<_> = self.tx.iter().map(wanted).collect();
+        if rx.iter().chain(&tx).any(Option::is_none) {
+            return Err(self.unset("without all its queues"));
+        }
+        let numbers = |wanted: &[Option<bool>]| -> Vec<u16> {
+            (0..).zip(wanted).filter(|(_, wanted)| **wanted == Some(true)).map(|(queue, _)| queue).collect()
+        };
+        // Virtio 1.3, 3.1.1: queues are set up (step 7), then DRIVER_OK (step 8), and only then is anything made available, for
+        // that may kick.
+        let mut rings = (Vec::new(), Vec::new());
+        for queue in numbers(&rx) {
+            rings.0.push((queue, self.ring(rx_vring(queue))?));
+        }
+        for queue in numbers(&tx) {
+            rings.1.push((queue, self.ring(tx_vring(queue))?));
+        }
+        self.transport.driver_ok().map_err(|e| self.failed(e))?;
+        for (queue, layout) in &rings.0 {
+            self.run_rx(*queue, layout)?;
+        }
+        for (queue, layout) in &rings.1 {
+            self.run_tx(*queue, layout)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a ring back from the device. Only then may its buffers go home. A device that is gone has stopped.
+    fn retire(&mut self, vring: u16) -> Result<(), PortError> {
+        match self.transport.queue_stop(vring) {
+            Err(e) if self.transport.is_connected() => Err(self.failed(e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Port for VirtioPort {
+    fn info(&self) -> PortInfo {
+        PortInfo {
+            driver: "virtio-user",
+            address: self.config.address.clone(),
+            queues_max: self.config.queue_pairs,
+            queue_size_max: self.config.ring_size,
+            queue_size_default: self.config.ring_size,
+            mac: self.config.mac,
+            scatter: self.features() & feature::MRG_RXBUF != 0,
+        }
+    }
+
+    fn configure(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        self.must_be_stopped("be configured")?;
+        let (port, max) = (&self.config.address, u64::from(self.config.queue_pairs));
+        for (what, queues) in [("rx queues", config.rx_queues), ("tx queues", config.tx_queues)] {
+            if u64::from(queues) > max {
+                return Err(PortError::Range { port: port.clone(), what, value: queues.into(), min: 0, max });
+            }
+        }
+        let no_path = |source| PortError::Path { port: port.clone(), source };
+        path::select(RX_PATHS, self.features(), config.rx_path.as_deref()).map_err(no_path)?;
+        path::select(TX_PATHS, self.features(), config.tx_path.as_deref()).map_err(no_path)?;
+        self.paths = (config.rx_path.clone(), config.tx_path.clone());
+        self.frame_max = config.frame_max;
+        self.slots = Slots::new(&self.config.address, config.rx_queues, config.tx_queues);
+        self.rx = (0..config.rx_queues).map(|_| None).collect();
+        self.tx = (0..config.tx_queues).map(|_| None).collect();
+        Ok(())
+    }
+
+    fn rx_queue_setup(&mut self, queue: u16, config: &RxQueueConfig) -> Result<(), PortError> {
+        self.must_be_stopped("set a queue up")?;
+        let (size, free_thresh) = validate::rx(&self.config.address, config, self.config.ring_size)?;
+        self.check_frame(config.pool.room())?;
+        if !self.arenas.iter().any(|arena| Arc::ptr_eq(arena, config.pool.arena())) {
+            return Err(self.state("receive into that pool", "sharing other arenas", "open it with the pool's arena"));
+        }
+        let count = self.rx.len();
+        let Some(slot) = self.rx.get_mut(usize::from(queue)) else {
+            return Err(self.slots.no_queue("rx queue", queue, count));
+        };
+        *slot = Some(Queue { config: config.clone(), size, free_thresh, running: false });
+        Ok(())
+    }
+
+    fn tx_queue_setup(&mut self, queue: u16, config: &TxQueueConfig) -> Result<(), PortError> {
+        self.must_be_stopped("set a queue up")?;
+        let (size, free_thresh) = validate::tx(&self.config.address, config, self.config.ring_size)?;
+        let count = self.tx.len();
+        let Some(slot) = self.tx.get_mut(usize::from(queue)) else {
+            return Err(self.slots.no_queue("tx queue", queue, count));
+        };
+        *slot = Some(Queue { config: config.clone(), size, free_thresh, running: false });
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), PortError> {
+        self.must_be_stopped("start")?;
+        self.started = true;
+        self.start_all().inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = self.stop();
+        })
+    }
+
+    fn stop(&mut self) -> Result<(), PortError> {
+        let mut result = Ok(());
+        for queue in 0..self.rx.len() as u16 {
+            result = result.and(self.rx_queue_stop(queue));
+        }
+        for queue in 0..self.tx.len() as u16 {
+            result = result.and(self.tx_queue_stop(queue));
+        }
+        self.started = false;
+        result
+    }
+
+    fn rx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
+        match self.rx.get(usize::from(queue)) {
+            Some(Some(setup)) if setup.running => return Ok(()),
+            Some(Some(_)) if self.started => {}
+            _ => return Err(self.unset("stopped, or without that receive queue")),
+        }
+        let layout = self.ring(rx_vring(queue))?;
+        self.run_rx(queue, &layout)
+    }
+
+    fn rx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
+        let Some(Some(setup)) = self.rx.get_mut(usize::from(queue)) else { return Ok(()) };
+        if !std::mem::take(&mut setup.running) {
+            return Ok(());
+        }
+        let running: Option<Box<dyn RxBurst>> = self.slots.swap_rx(queue, None)?;
+        let retired = self.retire(rx_vring(queue));
+        drop(running);
+        retired
+    }
+
+    fn tx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
+        match self.tx.get(usize::from(queue)) {
+            Some(Some(setup)) if setup.running => return Ok(()),
+            Some(Some(_)) if self.started => {}
+            _ => return Err(self.unset("stopped, or without that transmit queue")),
+        }
+        let layout = self.ring(tx_vring(queue))?;
+        self.run_tx(queue, &layout)
+    }
+
+    fn tx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
+        let Some(Some(setup)) = self.tx.get_mut(usize::from(queue)) else { return Ok(()) };
+        if !std::mem::take(&mut setup.running) {
+            return Ok(());
+        }
+        let running: Option<Box<dyn TxBurst>> = self.slots.swap_tx(queue, None)?;
+        let retired = self.retire(tx_vring(queue));
+        drop(running);
+        retired
+    }
+
+    fn link(&mut self) -> Link {
+        let ok = |status: Option<u8>| status.is_none_or(|status| status & status::NEEDS_RESET == 0);
+        let up = self.started && self.transport.is_connected() && self.transport.status().is_ok_and(ok);
+        if up { Link::Up } else { Link::Down }
+    }
+
+    fn slots(&self) -> &Slots {
+        &self.slots
+    }
+}
+
+impl Drop for VirtioPort {
+    fn drop(&mut self) {
+        // Nothing is left to tell an error to.
+        let _ = self.stop();
+        let _ = self.transport.reset();
+    }
+}
