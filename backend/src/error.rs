@@ -113,6 +113,9 @@ pub enum Error {
         /// Where it was said to be, in the front-end's address space.
         user_addr: u64,
     },
+    /// No path runs a ring with these features.
+    #[error(transparent)]
+    Path(#[from] pmd::path::PathError),
     /// A kick or call descriptor that is no eventfd.
     #[error("ring {index}: the notification descriptor is not an eventfd")]
     RingNotifier {

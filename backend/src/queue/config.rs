@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use pmd::shared::{Shared, View};
 use pmd::virtio::spec::{Desc, RING_SIZE_MAX, UsedElem, avail, feature, used};
@@ -109,6 +109,24 @@ impl QueueConfig {
             self.view::<UsedElem>(Area::Device, used::RING as u64, self.size.into())?;
         }
         Ok(())
+    }
+}
+
+/// Where a running ring leaves its position, as [`QueueConfig::position`], when it is dropped: whoever stops a ring reads there
+/// what `GET_VRING_BASE` has to answer, and running costs nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Position(Arc<AtomicU32>);
+
+impl Position {
+    /// The position that was left; 0 while the ring lives.
+    #[must_use]
+    pub fn get(&self) -> u32 {
+        // Acquire pairs with the Release in `leave`; usually the same thread has just dropped the ring.
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub(super) fn leave(&self, position: u32) {
+        self.0.store(position, Ordering::Release);
     }
 }
 

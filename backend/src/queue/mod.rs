@@ -1,6 +1,7 @@
 //! Device ends of virtqueues: `QueueConfig -> activate() -> running queue`.
 pub mod chain;
 pub mod config;
+pub mod paths;
 pub mod split;
 
 use std::sync::Arc;
@@ -43,7 +44,7 @@ impl Head {
     }
 }
 
-/// A ring's device end.
+/// A ring's device end. Dropped, it leaves its [`Position`](config::Position).
 pub trait DeviceRing: Send {
     /// Chains that the driver has made available and that have not been taken.
     ///
@@ -72,7 +73,4 @@ pub trait DeviceRing: Send {
 
     /// A descriptor of the ring's own table.
     fn table(&self, index: u16) -> Option<Buffer>;
-
-    /// Where to go on after a stop: the vring base.
-    fn position(&self) -> u32;
 }

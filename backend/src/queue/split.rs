@@ -9,7 +9,7 @@ use pmd::port::Fault;
 use pmd::shared::{View, publish};
 use pmd::virtio::spec::{AVAIL_F_NO_INTERRUPT, Desc, DescMeta, USED_F_NO_NOTIFY, UsedElem, avail, used};
 
-use super::config::{Area, Notifier, QueueConfig};
+use super::config::{Area, Notifier, Position, QueueConfig};
 use super::{Buffer, DeviceRing, Head};
 use crate::error::Error;
 use crate::memory::GuestMemory;
@@ -34,14 +34,15 @@ pub struct SplitRing<const BATCHED: bool> {
     /// The last completed chain.
     last_head: u16,
     call: Option<Arc<Notifier>>,
+    position: Position,
 }
 
 impl<const BATCHED: bool> SplitRing<BATCHED> {
-    /// Starts to run the ring that `config` describes, at its position.
+    /// Starts to run the ring that `config` describes, at its position. Where it stops it leaves in `position`.
     ///
     /// # Errors
     /// [`Error`] if its size or its areas are impossible.
-    pub fn activate(config: QueueConfig) -> Result<Self, Error> {
+    pub fn activate(config: QueueConfig, position: Position) -> Result<Self, Error> {
         config.check_size()?;
         let size = config.size;
         let ring = Self {
@@ -56,6 +57,7 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
             last_head: 0,
             memory: config.memory,
             call: config.call,
+            position,
         };
         // A polling device wants no kicks (2.7.10).
         ring.used_words[used::FLAGS / 2].store(USED_F_NO_NOTIFY, Ordering::Relaxed);
@@ -130,9 +132,12 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
     fn table(&self, index: u16) -> Option<Buffer> {
         self.desc.get(usize::from(index)).map(buffer)
     }
+}
 
-    fn position(&self) -> u32 {
-        self.used_idx.into()
+impl<const BATCHED: bool> Drop for SplitRing<BATCHED> {
+    fn drop(&mut self) {
+        // What was taken has been completed by the end of each burst, so this is the next avail index as well.
+        self.position.leave(self.used_idx.into());
     }
 }
 
