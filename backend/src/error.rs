@@ -247,4 +247,7 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The port would not run the queue.
+    #[error(transparent)]
+    Port(Box<pmd::port::PortError>),
 }

@@ -15,6 +15,7 @@ mod endpoint;
 pub mod error;
 mod listener;
 pub mod memory;
+pub mod port;
 pub mod queue;
 pub mod session;
 mod sigbus;

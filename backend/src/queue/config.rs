@@ -36,7 +36,7 @@ impl fmt::Display for Area {
 }
 
 /// A ring that is ready to run: its size, its place in guest memory, and where in it to go on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct QueueConfig {
     /// Ring index: even rings take frames `to_guest`, odd ones bring them `from_guest` (virtio 1.3, 5.1.2).
     pub index: u16,

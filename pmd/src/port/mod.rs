@@ -165,7 +165,7 @@ pub trait Port: Send {
     fn link(&mut self) -> Link;
 
     /// The queues, for the provided methods.
-    fn slots(&self) -> &Slots;
+    fn slots(&self) -> Slots;
 
     /// The handle through which a worker polls a receive queue; there is one at a time.
     ///

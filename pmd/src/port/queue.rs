@@ -119,7 +119,7 @@ impl TxHandle {
 }
 
 /// A port's queues.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Slots {
     /// The port's address, for messages.
     pub port: String,

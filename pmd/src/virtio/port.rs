@@ -394,8 +394,8 @@ impl Port for VirtioPort {
         if up { Link::Up } else { Link::Down }
     }
 
-    fn slots(&self) -> &Slots {
-        &self.slots
+    fn slots(&self) -> Slots {
+        self.slots.clone()
     }
 }
 

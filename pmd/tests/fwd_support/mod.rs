@@ -140,8 +140,8 @@ impl Port for MemPort {
         if self.slots.rx.iter().any(|slot| slot.path().is_some()) { Link::Up } else { Link::Down }
     }
 
-    fn slots(&self) -> &Slots {
-        &self.slots
+    fn slots(&self) -> Slots {
+        self.slots.clone()
     }
 }
 

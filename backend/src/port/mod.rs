@@ -1,0 +1,2 @@
+//! The backend's ports: what its workers forward between.
+pub mod vhost_user;

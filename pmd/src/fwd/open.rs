@@ -1,0 +1,61 @@
+//! From an address to a port.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use super::Address;
+use crate::mem::Arena;
+use crate::port::Port;
+use crate::virtio::port::{VirtioConfig, VirtioPort};
+use crate::virtio::user::Mode;
+
+/// Queue pairs of a port whose address names no number.
+pub(super) const QUEUES_DEFAULT: u32 = 1;
+/// Descriptors of a queue whose address names no size.
+pub(super) const SIZE_DEFAULT: u32 = 1024;
+/// How long the other side may take to appear, and to answer each request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens the port of an address that a driver is to drive; it may reach `arenas`. The port comes back not yet configured.
+///
+/// # Errors
+/// One sentence: a scheme that another program serves, or why the device cannot be had.
+pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>> {
+    anyhow::ensure!(
+        address.scheme() == "virtio-user",
+        "address {address}: a {} port is served by twinring-backend; drive virtio-user:PATH here",
+        address.scheme()
+    );
+    anyhow::ensure!(
+        !address.flag("packed"),
+        "address {address}: this version drives split rings only; leave packed out"
+    );
+    let port = next_port_number();
+    let config = VirtioConfig {
+        address: address.to_string(),
+        path: address.path().into(),
+        mode: if address.flag("server") { Mode::Server } else { Mode::Client },
+        queue_pairs: address.number("queues").unwrap_or(QUEUES_DEFAULT) as u16,
+        ring_size: address.number("size").unwrap_or(SIZE_DEFAULT) as u16,
+        in_order: address.flag("in_order"),
+        mergeable: address.flag("mrg"),
+        port,
+        mac: mac(port),
+        timeout: TIMEOUT,
+    };
+    Ok(Box::new(VirtioPort::open(config, arenas)?))
+}
+
+/// Numbers for the ports of this process, in the order in which they are opened.
+pub fn next_port_number() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A locally administered MAC address for port `port`.
+#[must_use]
+pub fn mac(port: u16) -> [u8; 6] {
+    let [high, low] = port.to_be_bytes();
+    [0x02, 0x00, 0x00, 0x54, high, low]
+}
