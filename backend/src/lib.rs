@@ -10,6 +10,7 @@
 //! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the handler for a
 //! peer that shortens them).
 pub mod burst;
+mod cli;
 pub mod control;
 mod endpoint;
 pub mod error;
@@ -20,3 +21,5 @@ pub mod queue;
 pub mod session;
 mod sigbus;
 mod wire;
+
+pub use cli::main;

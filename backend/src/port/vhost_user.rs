@@ -161,7 +161,7 @@ impl State {
         let Some(config) = ring.config.clone() else { return Ok(()) };
         let (queue, position) = (vring / 2, Position::default());
         let device = |slots: &Slots, e| PortError::device(&slots.port, e);
-        if vring % 2 == 0 {
+        if vring.is_multiple_of(2) {
             let stats = Arc::clone(self.slots.tx[usize::from(queue)].stats());
             let parts = ToGuestParts { config, position: position.clone(), stats };
             let running = to_guest(parts).map_err(|e| device(&self.slots, e))?;
@@ -180,7 +180,7 @@ impl State {
     /// Takes a running queue from its worker, between two bursts; what it had taken is finished. Its ring keeps its position.
     fn park(&mut self, vring: u16) -> Result<(), PortError> {
         let queue = vring / 2;
-        if vring % 2 == 0 {
+        if vring.is_multiple_of(2) {
             let running: Option<Box<dyn TxBurst>> = self.slots.swap_tx(queue, None)?;
             drop(running);
         } else {

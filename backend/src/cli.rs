@@ -1,0 +1,56 @@
+//! The daemon's command line: the forwarder's, with ports that serve sockets.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use pmd::fwd::{Address, Options, exit_code, mac, next_port_number, parse, run};
+use pmd::mem::Arena;
+use pmd::port::Port;
+
+use crate::control::{Control, Mode};
+use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
+
+#[derive(Parser)]
+#[command(
+    name = "twinring-backend",
+    version,
+    about = "Serves virtio-net devices over vhost-user, and forwards between them"
+)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// `twinring-backend`: parses `args` (program name first), serves the ports and runs until told to end.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match parse::<Cli>(args) {
+        Ok(cli) => exit_code("twinring-backend", &serve(&cli.options)),
+        Err(code) => code,
+    }
+}
+
+fn serve(options: &Options) -> anyhow::Result<()> {
+    let control = Control::new()?;
+    run(options, &|address, _: &[Arc<Arena>]| open(address, &control))
+}
+
+/// Opens the port of an address that the backend serves. It comes back not yet configured.
+fn open(address: &Address, control: &Control) -> anyhow::Result<Box<dyn Port>> {
+    anyhow::ensure!(
+        address.scheme() == "vhost-user",
+        "address {address}: a {} port is driven by twinring-fwd; serve vhost-user:PATH here",
+        address.scheme()
+    );
+    let port = next_port_number();
+    let config = VhostUserConfig {
+        address: address.to_string(),
+        path: address.path().into(),
+        mode: if address.flag("client") { Mode::Client } else { Mode::Server },
+        queue_pairs: address.number("queues").unwrap_or(1) as u16,
+        port,
+        mac: mac(port),
+    };
+    Ok(Box::new(VhostUserPort::open(config, control)?))
+}
