@@ -37,7 +37,7 @@ const REFUSALS: [&str; 6] =
     ["Bad arguments", "Command not found", "Ambiguous command", "Packet forwarding", "Not all ports", "Invalid"];
 
 /// What goes wrong with testpmd. Each carries the last lines it printed, where it printed any.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum DpdkError {
     /// It is not there.
     #[error("dpdk-testpmd does not run in {}: {reason}; install the package dpdk (dpdk-dev from DPDK 25 on), or run testbed/check, which does", root.display())]
@@ -91,6 +91,13 @@ pub enum DpdkError {
         /// What it said.
         answer: String,
     },
+}
+
+/// As it displays: `unwrap` in a test then shows what testpmd printed line by line.
+impl fmt::Debug for DpdkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A DPDK release.

@@ -3,8 +3,10 @@
 //! | peer | plays | made of |
 //! |---|---|---|
 //! | [`dpdk`] | host (vhost) or guest (virtio-user) | DPDK's `testpmd`, as a process |
+//! | [`mod@reference`] | host, on threads of this process | rust-vmm's `vhost-user-backend` and `virtio-queue` |
 
 pub mod dpdk;
+pub mod reference;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
