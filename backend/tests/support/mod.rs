@@ -118,6 +118,7 @@ impl Server {
 
 pub const GET_FEATURES: u32 = 1;
 pub const SET_FEATURES: u32 = 2;
+pub const RESET_OWNER: u32 = 4;
 pub const SET_MEM_TABLE: u32 = 5;
 pub const SET_VRING_NUM: u32 = 8;
 pub const SET_VRING_ADDR: u32 = 9;
@@ -125,6 +126,7 @@ pub const SET_VRING_BASE: u32 = 10;
 pub const GET_VRING_BASE: u32 = 11;
 pub const SET_VRING_KICK: u32 = 12;
 pub const SET_VRING_CALL: u32 = 13;
+pub const SET_VRING_ERR: u32 = 14;
 pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const GET_QUEUE_NUM: u32 = 17;
