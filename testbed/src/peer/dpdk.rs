@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use console::{Console, Stopped};
 
-/// What testpmd shows when it waits for a command.
-const PROMPT: &str = "testpmd> ";
+/// A port number far above any testpmd has.
+const MARK_FIRST: u16 = 10_000;
 /// How long a command may take, and testpmd to come up: it maps and zeroes its memory first.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long testpmd may take to quit before it is killed.
@@ -141,6 +141,8 @@ pub struct Testpmd {
     stdin: Option<ChildStdin>,
     console: Console,
     ready: bool,
+    /// How many marks were sent; see [`Self::send_mark`].
+    marks: u16,
     runtime_dir: PathBuf,
 }
 
@@ -165,7 +167,9 @@ impl Testpmd {
             failed("start it", e)
         })?;
         let stdin = child.stdin.take();
-        let mut testpmd = Self { role, child, stdin, console, ready: false, runtime_dir: on_host };
+        let mut testpmd = Self { role, child, stdin, console, ready: false, marks: 0, runtime_dir: on_host };
+        // Typed ahead: it answers as soon as it takes commands.
+        testpmd.send_mark()?;
         match config.role.server_socket() {
             Some(socket) => testpmd.wait_socket(socket)?,
             None => testpmd.wait_ready(COMMAND_TIMEOUT)?,
@@ -173,27 +177,27 @@ impl Testpmd {
         Ok(testpmd)
     }
 
-    /// Waits for the first prompt. Every command does this by itself; only virtio-user's server mode makes it worth calling.
+    /// Waits until it takes commands. Every command does this by itself; only virtio-user's server mode makes it worth calling.
     ///
     /// # Errors
     /// [`DpdkError::Timeout`], [`DpdkError::Exited`].
     pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), DpdkError> {
         if !self.ready {
-            self.expect(PROMPT, timeout)?;
+            self.expect_mark(timeout)?;
             self.ready = true;
         }
         Ok(())
     }
 
-    /// Sends one line, waits for the next prompt, and returns what testpmd said in between.
+    /// Sends one line, waits until testpmd has done it, and returns what it said in between.
     ///
     /// # Errors
     /// [`DpdkError::Refused`] if it says so; [`DpdkError::Timeout`], [`DpdkError::Exited`], [`DpdkError::Io`].
     pub fn command(&mut self, line: &str) -> Result<String, DpdkError> {
         self.wait_ready(COMMAND_TIMEOUT)?;
         self.send(line)?;
-        let answer = self.expect(PROMPT, COMMAND_TIMEOUT)?;
-        let answer = answer.strip_suffix(PROMPT).unwrap_or(&answer).to_string();
+        self.send_mark()?;
+        let answer = self.expect_mark(COMMAND_TIMEOUT)?;
         if answer.lines().any(|said| REFUSALS.iter().any(|refusal| said.trim_start().starts_with(refusal))) {
             return Err(self.refused(line, answer));
         }
@@ -334,6 +338,20 @@ impl Testpmd {
     #[must_use]
     pub fn runtime_dir(&self) -> &Path {
         &self.runtime_dir
+    }
+
+    /// Asks for a port that does not exist. The complaint about it marks the end of what the commands before it print; the prompt
+    /// cannot, because it is written letter by letter and the lines of other threads get between its letters.
+    fn send_mark(&mut self) -> Result<(), DpdkError> {
+        self.marks = (self.marks + 1) % MARK_FIRST;
+        self.send(&format!("show port info {}", MARK_FIRST + self.marks))
+    }
+
+    /// Waits for the last mark sent and returns what was printed before it.
+    fn expect_mark(&mut self, timeout: Duration) -> Result<String, DpdkError> {
+        let mark = format!("Invalid port {}\n", MARK_FIRST + self.marks);
+        let answer = self.expect(&mark, timeout)?;
+        Ok(answer.strip_suffix(&mark).unwrap_or(&answer).to_string())
     }
 
     fn send(&mut self, line: &str) -> Result<(), DpdkError> {
