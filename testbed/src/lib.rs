@@ -3,3 +3,4 @@
 pub mod frame;
 pub mod ledger;
 pub mod peer;
+pub mod rings;

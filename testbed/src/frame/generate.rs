@@ -110,6 +110,11 @@ impl FrameGen {
         sequence
     }
 
+    /// Makes the last frame again next time: it was not used.
+    pub fn back(&mut self) {
+        self.next = self.next.saturating_sub(1);
+    }
+
     /// How many frames it has made.
     #[must_use]
     pub fn made(&self) -> u64 {

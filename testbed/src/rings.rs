@@ -1,0 +1,409 @@
+//! Both ends of a ring in one process, without sockets: guest memory, a ring in it, the driver's end and the device's end.
+//!
+//! A [`Pair`] is made through the path tables, so that whatever a row of them makes is tested. [`Traffic`] sends frames that
+//! know who they are through a pair and judges what arrives. A [`RawRing`] is the same ring without any logic: for peers that
+//! a test plays itself.
+
+mod raw;
+mod traffic;
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use backend::memory::{GuestMemory, RegionConfig};
+use backend::queue::config::{Notifier, Position, QueueConfig};
+use backend::queue::paths::{FROM_GUEST_PATHS, FromGuestParts, TO_GUEST_PATHS, ToGuestParts, from_guest, to_guest};
+use pmd::mbuf::{MbufPool, MbufPoolConfig, ROOM_DEFAULT};
+use pmd::mem::{Arena, Pages};
+use pmd::path::select;
+use pmd::port::{QueueStats, RxBurst, Stats, TxBurst};
+use pmd::virtio::Doorbell;
+use pmd::virtio::paths::{RX_PATHS, RxParts, TX_PATHS, TxParts};
+use pmd::virtio::spec::{feature, header_len};
+use pmd::virtio::split::{Layout, RxParams};
+use pmd::virtio::split_tx::TxParams;
+pub use raw::RawRing;
+use rustix::event::{EventfdFlags, eventfd};
+pub use traffic::{Traffic, bytes_of, packet};
+
+/// The port number of mbufs that the driver received.
+pub const GUEST_PORT: u16 = 1;
+/// The port number of mbufs that the device received.
+pub const HOST_PORT: u16 = 2;
+/// Arenas and regions consist of these.
+const PAGE: usize = 4096;
+
+/// Why there is no pair.
+#[derive(Debug, thiserror::Error)]
+pub enum RingsError {
+    /// No memory for it.
+    #[error(transparent)]
+    Memory(#[from] pmd::mem::MemError),
+    /// No pool.
+    #[error(transparent)]
+    Pool(#[from] pmd::mempool::PoolError),
+    /// No path of the driver fits.
+    #[error(transparent)]
+    Path(#[from] pmd::path::PathError),
+    /// The device refuses.
+    #[error(transparent)]
+    Device(#[from] backend::error::Error),
+    /// The kernel refuses.
+    #[error("a descriptor for the pair: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Which way a ring carries frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device to the driver.
+    ToGuest,
+    /// From the driver to the device.
+    FromGuest,
+}
+
+impl Direction {
+    /// Both.
+    pub const ALL: [Direction; 2] = [Direction::ToGuest, Direction::FromGuest];
+
+    /// Feature sets that between them choose every row of the path tables, with each header length and, where it matters,
+    /// with and without indirect descriptors.
+    #[must_use]
+    pub fn feature_sets(self) -> Vec<u64> {
+        let (driver, device): (Vec<u64>, Vec<u64>) = match self {
+            Direction::ToGuest => (needs(RX_PATHS), needs(TO_GUEST_PATHS)),
+            Direction::FromGuest => (needs(TX_PATHS), needs(FROM_GUEST_PATHS)),
+        };
+        let extras: &[u64] = match self {
+            Direction::ToGuest => &[0, feature::VERSION_1],
+            Direction::FromGuest => &[0, feature::VERSION_1, feature::VERSION_1 | feature::INDIRECT_DESC],
+        };
+        let mut sets: Vec<u64> =
+            driver.iter().chain(&device).flat_map(|with| extras.iter().map(move |e| with | e)).collect();
+        sets.sort_unstable();
+        sets.dedup();
+        sets
+    }
+}
+
+fn needs<M>(rows: &[pmd::path::Row<M>]) -> Vec<u64> {
+    rows.iter().map(|row| row.with).collect()
+}
+
+/// What a pair is to be.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Negotiated features.
+    pub features: u64,
+    /// Descriptors.
+    pub size: u16,
+    /// Descriptors that the driver uses.
+    pub limit: u16,
+    /// See [`pmd::port::RxQueueConfig::free_thresh`] and its namesake for transmit.
+    pub free_thresh: u16,
+    /// The guest's pool.
+    pub guest: MbufPoolConfig,
+    /// The host's pool.
+    pub host: MbufPoolConfig,
+    /// Number of regions that the guest's memory consists of; all but the first begin somewhere among its data rooms.
+    pub regions: usize,
+}
+
+impl Setup {
+    /// A pair with `features`, a ring of 256 and plenty of mbufs.
+    #[must_use]
+    pub fn new(features: u64) -> Self {
+        let pool =
+            |name: &str| MbufPoolConfig { name: name.into(), count: 1024, cache_size: 64, ..MbufPoolConfig::default() };
+        let (guest, host) = (pool("guest"), pool("host"));
+        Self { features, size: 256, limit: 256, free_thresh: 32, guest, host, regions: 1 }
+    }
+
+    /// With a ring of `size` descriptors, `limit` of which the driver uses.
+    #[must_use]
+    pub fn ring(self, size: u16, limit: u16) -> Self {
+        // Both thresholds have to leave the ring a chance to fill.
+        let free_thresh = self.free_thresh.min(limit / 8 * 4).max(4);
+        Self { size, limit, free_thresh, ..self }
+    }
+
+    /// With data rooms for `guest` and `host` bytes of a frame.
+    #[must_use]
+    pub fn rooms(mut self, guest: u16, host: u16) -> Self {
+        let headroom = ROOM_DEFAULT - 2048;
+        (self.guest.room, self.host.room) = (guest + headroom, host + headroom);
+        self
+    }
+}
+
+/// A guest's memory: the ring, what the driver keeps beside it, and the data rooms of its pool.
+pub struct Guest {
+    setup: Setup,
+    arena: Arc<Arena>,
+    layout: Layout,
+    memory: Arc<GuestMemory>,
+    /// The guest's mbufs.
+    pub pool: MbufPool,
+}
+
+/// One end of a ring.
+pub struct End<Q: ?Sized> {
+    /// The queue.
+    pub queue: Box<Q>,
+    /// The path it runs on.
+    pub path: &'static str,
+    /// Its counters.
+    pub stats: Arc<QueueStats>,
+    /// How often it woke the other end.
+    pub bell: Bell,
+}
+
+impl<Q: ?Sized> End<Q> {
+    /// Its counters' present values.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats.snapshot()
+    }
+}
+
+/// Counts wake-ups.
+#[derive(Debug)]
+pub enum Bell {
+    /// A driver's kicks.
+    Kick(Arc<AtomicU64>),
+    /// A device's calls.
+    Call(File),
+}
+
+impl Bell {
+    /// Wake-ups since the last call of this.
+    #[must_use]
+    pub fn take(&self) -> u64 {
+        match self {
+            Bell::Kick(count) => count.swap(0, Ordering::Relaxed),
+            Bell::Call(eventfd) => {
+                let (mut eventfd, mut count) = (eventfd, [0; 8]);
+                // Non-blocking: an error says that there was none.
+                eventfd.read_exact(&mut count).map_or(0, |()| u64::from_ne_bytes(count))
+            }
+        }
+    }
+}
+
+struct CountingDoorbell(Arc<AtomicU64>);
+
+impl Doorbell for CountingDoorbell {
+    fn ring(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Guest {
+    /// Memory for a guest that is set up as `setup` says.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn new(setup: &Setup) -> Result<Self, RingsError> {
+        // Per descriptor: itself, its ring entries, and the transmit end's indirect table.
+        let ring_bytes = usize::from(setup.size) * 160 + PAGE;
+        let arena = Arena::new(ring_bytes + setup.guest.arena_bytes() + PAGE, &Pages::Plain)?;
+        // First, so that it lies in the first region.
+        let layout = Layout::new(&arena, setup.size)?;
+        let pool = MbufPool::new(&setup.guest, &arena)?;
+        let memory = GuestMemory::new(&regions(&arena, ring_bytes.next_multiple_of(PAGE), setup.regions)?)?;
+        Ok(Self { setup: setup.clone(), arena, layout, memory, pool })
+    }
+
+    /// The driver's receive end.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn driver_rx(&self) -> Result<End<dyn RxBurst>, RingsError> {
+        let row = select(RX_PATHS, self.setup.features, None)?;
+        let (stats, kicks) = (QueueStats::new(), Arc::default());
+        let queue = (row.make)(RxParts {
+            layout: &self.layout,
+            params: RxParams {
+                limit: self.setup.limit,
+                header_len: header_len(self.setup.features) as u16,
+                room: self.pool.room(),
+                port: GUEST_PORT,
+            },
+            doorbell: Box::new(CountingDoorbell(Arc::clone(&kicks))),
+            pool: self.pool.clone(),
+            free_thresh: self.setup.free_thresh,
+            stats: Arc::clone(&stats),
+        });
+        Ok(End { queue, path: row.name, stats, bell: Bell::Kick(kicks) })
+    }
+
+    /// The driver's transmit end.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn driver_tx(&self) -> Result<End<dyn TxBurst>, RingsError> {
+        let row = select(TX_PATHS, self.setup.features, None)?;
+        let (stats, kicks) = (QueueStats::new(), Arc::default());
+        let queue = (row.make)(TxParts {
+            layout: &self.layout,
+            params: TxParams {
+                limit: self.setup.limit,
+                header_len: header_len(self.setup.features) as u16,
+                indirect: self.setup.features & feature::INDIRECT_DESC != 0,
+            },
+            doorbell: Box::new(CountingDoorbell(Arc::clone(&kicks))),
+            arena: &self.arena,
+            free_thresh: self.setup.free_thresh,
+            stats: Arc::clone(&stats),
+        })?;
+        Ok(End { queue, path: row.name, stats, bell: Bell::Kick(kicks) })
+    }
+
+    /// The device's end of the guest's receive ring, from `position` on.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn device_to_guest(&self, position: &Position) -> Result<End<dyn TxBurst>, RingsError> {
+        let (config, bell) = self.config(0, position.get())?;
+        let stats = QueueStats::new();
+        let parts = ToGuestParts { config, position: position.clone(), stats: Arc::clone(&stats) };
+        let (path, queue) = to_guest(parts)?;
+        Ok(End { queue, path, stats, bell })
+    }
+
+    /// The device's end of the guest's transmit ring, from `position` on; frames are copied into mbufs of `pool`.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn device_from_guest(&self, position: &Position, pool: &MbufPool) -> Result<End<dyn RxBurst>, RingsError> {
+        let (config, bell) = self.config(1, position.get())?;
+        let stats = QueueStats::new();
+        let (position, pool) = (position.clone(), pool.clone());
+        let parts = FromGuestParts { config, position, pool, port: HOST_PORT, stats: Arc::clone(&stats) };
+        let (path, queue) = from_guest(parts)?;
+        Ok(End { queue, path, stats, bell })
+    }
+
+    /// The ring without any logic.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn raw(&self) -> Result<RawRing, RingsError> {
+        Ok(RawRing::new(&self.config(0, 0)?.0)?)
+    }
+
+    fn config(&self, index: u16, position: u32) -> Result<(QueueConfig, Bell), RingsError> {
+        let eventfd = File::from(eventfd(0, EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?);
+        let call = Notifier::new(eventfd.try_clone()?)?;
+        let config = QueueConfig {
+            index,
+            size: self.setup.size,
+            features: self.setup.features,
+            memory: Arc::clone(&self.memory),
+            desc_user_addr: self.layout.desc,
+            avail_user_addr: self.layout.avail,
+            used_user_addr: self.layout.used,
+            position,
+            kick: None,
+            call: Some(Arc::new(call)),
+        };
+        Ok((config, Bell::Call(eventfd)))
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// The arena that its memory is.
+    #[must_use]
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+/// `arena` as so many regions, the first of which holds at least the `ring_bytes` at its start. Guest-physical and front-end
+/// addresses are both IOVAs.
+fn regions(arena: &Arena, ring_bytes: usize, count: usize) -> Result<Vec<RegionConfig>, RingsError> {
+    let rest = arena.size() - ring_bytes;
+    let step = (rest / count.max(1)).next_multiple_of(PAGE);
+    let mut starts: Vec<usize> =
+        (1..count).map(|i| ring_bytes + i * step).filter(|&start| start < arena.size()).collect();
+    starts.insert(0, 0);
+    let ends = starts.iter().skip(1).copied().chain([arena.size()]);
+    let region = |(start, end): (usize, usize)| {
+        let addr = arena.iova() + start as u64;
+        Ok(RegionConfig {
+            guest_phys_addr: addr,
+            size: (end - start) as u64,
+            user_addr: addr,
+            mmap_offset: start as u64,
+            file: File::from(arena.fd().try_clone_to_owned()?),
+        })
+    };
+    starts.iter().copied().zip(ends).map(region).collect()
+}
+
+/// A ring with both its ends.
+pub struct Pair {
+    /// Which way it carries frames.
+    pub direction: Direction,
+    /// The guest.
+    pub guest: Guest,
+    /// The end that frames go into.
+    pub sender: End<dyn TxBurst>,
+    /// The end that they come out of.
+    pub receiver: End<dyn RxBurst>,
+    /// Where the device's end leaves its position.
+    pub position: Position,
+    /// The host's mbufs.
+    pub host: MbufPool,
+}
+
+impl Pair {
+    /// A pair set up as `setup` says.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn new(direction: Direction, setup: &Setup) -> Result<Self, RingsError> {
+        let guest = Guest::new(setup)?;
+        let host = MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain)?)?;
+        let position = Position::default();
+        let (sender, receiver) = match direction {
+            Direction::ToGuest => {
+                let receiver = guest.driver_rx()?;
+                (guest.device_to_guest(&position)?, receiver)
+            }
+            Direction::FromGuest => (guest.driver_tx()?, guest.device_from_guest(&position, &host)?),
+        };
+        Ok(Self { direction, guest, sender, receiver, position, host })
+    }
+
+    /// The pool of the end that sends.
+    #[must_use]
+    pub fn sender_pool(&self) -> &MbufPool {
+        match self.direction {
+            Direction::ToGuest => &self.host,
+            Direction::FromGuest => &self.guest.pool,
+        }
+    }
+
+    /// Ends both queues; returns how many mbufs are not home then.
+    #[must_use]
+    pub fn stop(self) -> usize {
+        let Pair { guest, sender, receiver, host, .. } = self;
+        drop((sender, receiver));
+        guest.pool.mempool().in_use() + host.mempool().in_use()
+    }
+}
+
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Setup { features, size, limit, .. } = &self.guest.setup;
+        let (direction, from, to) = (self.direction, self.sender.path, self.receiver.path);
+        write!(f, "{direction:?}: {from} to {to}, features {features:#x}, ring {size} of which {limit}")
+    }
+}
