@@ -9,7 +9,8 @@ use crate::queue::config::Area;
 pub enum Error {
     /// A region of the memory table is not a file that two processes can share.
     #[error(
-        "memory region at guest address {guest_phys_addr:#x} is not a file that can be shared: {source}; give the guest shared memory (QEMU: share=on)"
+        "memory region at guest address {guest_phys_addr:#x} is not a file that can be shared: {source}; give the \
+         guest shared memory (QEMU: share=on)"
     )]
     RegionNotShared {
         /// Where the region begins in the guest.
@@ -19,7 +20,8 @@ pub enum Error {
     },
     /// A region's numbers are impossible.
     #[error(
-        "memory region at guest address {guest_phys_addr:#x}, {size} bytes: {what}; the front-end has to send page-aligned, non-empty regions"
+        "memory region at guest address {guest_phys_addr:#x}, {size} bytes: {what}; the front-end has to send \
+         page-aligned, non-empty regions"
     )]
     RegionInvalid {
         /// Where the region begins in the guest.
@@ -31,7 +33,8 @@ pub enum Error {
     },
     /// A region overlaps another one.
     #[error(
-        "memory region at guest address {guest_phys_addr:#x} overlaps the one at {other:#x}; a guest address can mean one place only"
+        "memory region at guest address {guest_phys_addr:#x} overlaps the one at {other:#x}; a guest address can \
+         mean one place only"
     )]
     RegionOverlap {
         /// Where the region begins in the guest.
@@ -41,7 +44,8 @@ pub enum Error {
     },
     /// A region is longer than its file: touching its end would be SIGBUS.
     #[error(
-        "memory region at guest address {guest_phys_addr:#x} ends at byte {end} of a file of {file_size} bytes; the file has to hold the whole region"
+        "memory region at guest address {guest_phys_addr:#x} ends at byte {end} of a file of {file_size} bytes; the \
+         file has to hold the whole region"
     )]
     RegionBeyondFile {
         /// Where the region begins in the guest.
@@ -159,7 +163,8 @@ pub enum Error {
 
     /// A message header that cannot be the beginning of a request.
     #[error(
-        "message header with request {request}, flags {flags:#x}, size {size} is not a vhost-user request of at most {max} bytes"
+        "message header with request {request}, flags {flags:#x}, size {size} is not a vhost-user request of at \
+         most {max} bytes"
     )]
     Header {
         /// Request id.
