@@ -33,7 +33,8 @@ pub enum Mode {
     Client,
 }
 
-/// The control plane of any number of devices. Dropping it ends all connections, stops all rings and removes the sockets.
+/// The control plane of any number of devices. Dropping it ends all connections, stops all rings and removes the
+/// sockets.
 #[derive(Debug)]
 pub struct Control {
     commands: Sender<Endpoint>,

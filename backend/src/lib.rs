@@ -7,8 +7,8 @@
 //! | [`memory`] | guest regions, mapped and translated |
 //! | [`queue`] | device ends of rings |
 //!
-//! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the handler for a
-//! peer that shortens them).
+//! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the
+//! handler for a peer that shortens them).
 pub mod burst;
 mod cli;
 pub mod control;

@@ -1,7 +1,8 @@
 //! Guest memory: the regions of the peer's memory table, mapped here, and the translation of its addresses.
 //!
-//! A [`GuestMemory`] never changes: a new memory table makes a new one, and the old one stays mapped for as long as a running
-//! queue holds it. Everything in it belongs to the guest, which may write it, and even shorten the file, at any moment.
+//! A [`GuestMemory`] never changes: a new memory table makes a new one, and the old one stays mapped for as long as a
+//! running queue holds it. Everything in it belongs to the guest, which may write it, and even shorten the file, at
+//! any moment.
 #![expect(unsafe_code, reason = "maps the peer's files, and hands out the mapped bytes")]
 
 use std::fs::File;
@@ -52,8 +53,8 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.watch = None;
-        // SAFETY: our own mapping, a multiple of its page size long; views and bytes of it keep or borrow the `GuestMemory`
-        // that keeps `self`, so there is none left.
+        // SAFETY: our own mapping, a multiple of its page size long; views and bytes of it keep or borrow the
+        // `GuestMemory` that keeps `self`, so there is none left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -127,8 +128,8 @@ impl GuestMemory {
         self.regions.iter().any(|region| region.mapping.watch.as_ref().is_some_and(Watch::is_broken))
     }
 
-    /// The bytes at guest address `guest_phys_addr`: `len` of them, or fewer where the region ends (go on with the rest, which
-    /// may lie in another region); `None` if no region holds the first byte.
+    /// The bytes at guest address `guest_phys_addr`: `len` of them, or fewer where the region ends (go on with the
+    /// rest, which may lie in another region); `None` if no region holds the first byte.
     ///
     /// `hint` is the region of the last hit. Start with any value and pass it on.
     #[inline]
@@ -142,7 +143,8 @@ impl GuestMemory {
         };
         let len = usize::try_from(u64::from(len).min(region.size - offset)).ok()?;
         let offset = usize::try_from(offset).ok()?;
-        // SAFETY: `offset + len` is at most `region.size`, all of which is mapped behind `host` (`map`) while `self` lives.
+        // SAFETY: `offset + len` is at most `region.size`, all of which is mapped behind `host` (`map`) while `self`
+        // lives.
         Some(unsafe { SharedBytes::new(region.host.as_ptr().add(offset), len) })
     }
 
@@ -154,8 +156,8 @@ impl GuestMemory {
         Some((region, offset(region)))
     }
 
-    /// `count` shared words of type `T` at the front-end's address `user_addr`, which is how rings are named; the view keeps
-    /// them mapped. `None` if they are not aligned or do not lie in one region.
+    /// `count` shared words of type `T` at the front-end's address `user_addr`, which is how rings are named; the
+    /// view keeps them mapped. `None` if they are not aligned or do not lie in one region.
     #[must_use]
     pub fn view<T: Shared>(self: &Arc<Self>, user_addr: u64, count: usize) -> Option<View<T>> {
         let len = u64::try_from(count.checked_mul(size_of::<T>())?).ok()?;
@@ -165,8 +167,8 @@ impl GuestMemory {
         })?;
         // SAFETY: `offset` is at most `region.size`, and that much is mapped behind `host`.
         let ptr = unsafe { region.host.add(usize::try_from(offset).ok()?) }.cast::<T>();
-        // SAFETY: aligned; `len` bytes from `offset` lie in the region, which `self`, the view's owner, keeps mapped; guest
-        // memory is only ever handed out as `Shared` types and `SharedBytes`.
+        // SAFETY: aligned; `len` bytes from `offset` lie in the region, which `self`, the view's owner, keeps mapped;
+        // guest memory is only ever handed out as `Shared` types and `SharedBytes`.
         ptr.is_aligned().then(|| unsafe { View::new(ptr, count, Arc::clone(self) as _) })
     }
 

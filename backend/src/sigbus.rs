@@ -1,8 +1,8 @@
 //! SIGBUS on guest memory: a peer that shortens the file behind its memory breaks its own connection, not the daemon.
 //!
-//! The handler finds the mapping of the faulting address in a static table, without a lock, puts zero pages where the file
-//! has none any more, and marks the mapping broken. The instruction then repeats, and reads zeros. Any other SIGBUS goes to
-//! whoever handled it before.
+//! The handler finds the mapping of the faulting address in a static table, without a lock, puts zero pages where the
+//! file has none any more, and marks the mapping broken. The instruction then repeats, and reads zeros. Any other
+//! SIGBUS goes to whoever handled it before.
 #![expect(unsafe_code, reason = "installs a signal handler that replaces pages of a mapping")]
 
 use std::io;
@@ -51,8 +51,8 @@ impl Watch {
     /// [`Error::MappingCount`] if the table is full, [`Error::System`] if the handler cannot be installed.
     ///
     /// # Safety
-    /// The range is a mapping of whole pages, reached only as memory that may change at any time, and not unmapped before the
-    /// watch is dropped.
+    /// The range is a mapping of whole pages, reached only as memory that may change at any time, and not unmapped
+    /// before the watch is dropped.
     pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, page: usize) -> Result<Self, Error> {
         install()?;
         let claim =
@@ -83,8 +83,8 @@ impl Drop for Watch {
 impl Slot {
     /// From the first byte of the page that holds `address` to the end of the mapping, if it is this one.
     ///
-    /// The slot of the mapping that faulted cannot change meanwhile, for the faulting thread keeps that mapping alive; others
-    /// can, and are told by a `start` that is not the same before and after.
+    /// The slot of the mapping that faulted cannot change meanwhile, for the faulting thread keeps that mapping
+    /// alive; others can, and are told by a `start` that is not the same before and after.
     fn find(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let (end, page) = (self.end.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed));
@@ -127,7 +127,8 @@ fn install() -> Result<(), Error> {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `siginfo_t`; `si_addr` is defined for a SIGBUS that the kernel raised (`si_code` > 0).
+    // SAFETY: the kernel passes a valid `siginfo_t`; `si_addr` is defined for a SIGBUS that the kernel raised
+    // (`si_code` > 0).
     let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr().addr()) };
     // SAFETY: errno is this thread's own; a handler has to leave it as it was.
     let errno = unsafe { *libc::__errno_location() };
@@ -142,11 +143,12 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 fn repair(address: usize) -> bool {
     for slot in &SLOTS {
         let Some((from, end)) = slot.find(address) else { continue };
-        // A file loses its end, not its middle: everything up to the end goes at once. That is one fault instead of one a
-        // page, and at most one more entry in the kernel's list of mappings, however the peer plays with the size.
+        // A file loses its end, not its middle: everything up to the end goes at once. That is one fault instead of
+        // one a page, and at most one more entry in the kernel's list of mappings, however the peer plays with the
+        // size.
         slot.broken.store(true, Ordering::Relaxed);
-        // SAFETY: `Watch::new`'s contract: whole pages of a mapping that stays while the faulting thread uses it, holding data
-        // that may change at any time; so zeros are as good as what the peer could have written.
+        // SAFETY: `Watch::new`'s contract: whole pages of a mapping that stays while the faulting thread uses it,
+        // holding data that may change at any time; so zeros are as good as what the peer could have written.
         let mapped = unsafe {
             libc::mmap(
                 ptr::with_exposed_provenance_mut(from),

@@ -1,5 +1,5 @@
-//! The real socket: whole messages in, replies out, never waiting, and nothing taken beyond a message's own bytes, so that
-//! descriptors stay with the message they came with.
+//! The real socket: whole messages in, replies out, never waiting, and nothing taken beyond a message's own bytes, so
+//! that descriptors stay with the message they came with.
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -38,7 +38,8 @@ impl Header {
     fn parse(bytes: [u8; HEADER_LEN]) -> Result<Self, Error> {
         let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         let header = Self { request: word(0), flags: word(4), size: word(8) };
-        // The version, and besides it nothing but NEED_REPLY: a reply, or flags of a later protocol, are no request of ours.
+        // The version, and besides it nothing but NEED_REPLY: a reply, or flags of a later protocol, are no request
+        // of ours.
         if header.flags & !FLAG_NEED_REPLY != VERSION || header.body_len() > BODY_LEN_MAX {
             let Self { request, flags, size } = header;
             return Err(Error::Header { request, flags, size, max: BODY_LEN_MAX });
@@ -158,8 +159,8 @@ impl Wire {
         Ok(true)
     }
 
-    /// Sends a reply, or as much of it as the socket takes now; the rest goes with [`Wire::flush`]. Nothing is to be received
-    /// meanwhile, so that there is never more than one reply to keep.
+    /// Sends a reply, or as much of it as the socket takes now; the rest goes with [`Wire::flush`]. Nothing is to be
+    /// received meanwhile, so that there is never more than one reply to keep.
     ///
     /// # Errors
     /// If the connection cannot go on.

@@ -178,7 +178,8 @@ fn a_sigbus_that_is_not_ours_still_kills() {
         assert_eq!(child.output().unwrap().status.signal(), Some(libc::SIGBUS));
         return;
     }
-    // In the child: the handler is installed, because there is guest memory; but the fault is in a mapping of another kind.
+    // In the child: the handler is installed, because there is guest memory; but the fault is in a mapping of another
+    // kind.
     let file = memfd(PAGE, MemfdFlags::empty());
     let _memory = GuestMemory::new(&[region(0, PAGE, 0, &file)]).unwrap();
     let foreign = memfd(PAGE, MemfdFlags::empty());

@@ -52,8 +52,8 @@ pub struct QueueConfig {
     pub avail_user_addr: u64,
     /// [`Area::Device`], likewise.
     pub used_user_addr: u64,
-    /// The vring base, all 32 bits (vhost-user, "Vring state descriptor"): split: next avail index; packed: bits 0-15 avail
-    /// index and wrap counter, bits 16-31 used index and wrap counter.
+    /// The vring base, all 32 bits (vhost-user, "Vring state descriptor"): split: next avail index; packed: bits 0-15
+    /// avail index and wrap counter, bits 16-31 used index and wrap counter.
     pub position: u32,
     /// Where the guest notifies us. Never waited for, because the backend polls.
     pub kick: Option<Arc<Notifier>>,
@@ -94,7 +94,8 @@ impl QueueConfig {
         if fits { Ok(()) } else { Err(Error::RingSize { index: self.index.into(), size: self.size.into() }) }
     }
 
-    /// Checks that all three parts lie, whole and aligned, in guest memory (virtio 1.3, 2.7 and 2.8 for sizes and alignments).
+    /// Checks that all three parts lie, whole and aligned, in guest memory (virtio 1.3, 2.7 and 2.8 for sizes and
+    /// alignments).
     ///
     /// # Errors
     /// [`Error::RingArea`].
@@ -112,8 +113,8 @@ impl QueueConfig {
     }
 }
 
-/// Where a running ring leaves its position, as [`QueueConfig::position`], when it is dropped: whoever stops a ring reads there
-/// what `GET_VRING_BASE` has to answer, and running costs nothing.
+/// Where a running ring leaves its position, as [`QueueConfig::position`], when it is dropped: whoever stops a ring
+/// reads there what `GET_VRING_BASE` has to answer, and running costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Position(Arc<AtomicU32>);
 
@@ -135,13 +136,14 @@ impl Position {
 pub struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// Takes over `file`, if it is something like an eventfd, and makes it non-blocking: a peer may fill its counter, and a
-    /// worker that signals it must not wait.
+    /// Takes over `file`, if it is something like an eventfd, and makes it non-blocking: a peer may fill its counter,
+    /// and a worker that signals it must not wait.
     ///
     /// # Errors
     /// If it is a file, pipe, socket or device, or the kernel refuses.
     pub fn new(file: File) -> io::Result<Self> {
-        // An eventfd is an anonymous inode, the one kind without a file type. The others of that kind refuse an 8-byte write.
+        // An eventfd is an anonymous inode, the one kind without a file type. The others of that kind refuse an
+        // 8-byte write.
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Unknown {
             return Err(io::Error::other("not an eventfd"));
         }

@@ -12,7 +12,8 @@ pub trait Device: Send {
     /// The virtio features on offer, without the transport's `PROTOCOL_FEATURES` bit.
     fn features(&self) -> u64;
 
-    /// How many queue pairs there are at most; the session caps it at 128, for kick and call messages name a ring in 8 bits.
+    /// How many queue pairs there are at most; the session caps it at 128, for kick and call messages name a ring in
+    /// 8 bits.
     fn queue_pairs_max(&self) -> u16;
 
     /// The configuration space (virtio 1.3, 5.1.4), little-endian.
@@ -24,8 +25,8 @@ pub trait Device: Send {
     /// If the ring cannot run with this configuration; then it does not.
     fn queue_start(&mut self, config: QueueConfig) -> Result<(), Error>;
 
-    /// Stops a ring, once what it has taken is finished, and lets go of its memory and descriptors; returns the position to
-    /// go on from, as [`QueueConfig::position`], or `None` if it was not running.
+    /// Stops a ring, once what it has taken is finished, and lets go of its memory and descriptors; returns the
+    /// position to go on from, as [`QueueConfig::position`], or `None` if it was not running.
     fn queue_stop(&mut self, index: u16) -> Option<u32>;
 
     /// The link is up while any ring runs. Called on changes only.

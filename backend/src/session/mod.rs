@@ -1,9 +1,10 @@
 //! One vhost-user connection: its state, and the rules by which a ring runs.
 //!
-//! A ring runs exactly while all of this holds: its size, addresses and kick are known; it is enabled (or there are no protocol
-//! features, see `Ring::config`); features are negotiated; the driver is ready (`DRIVER_OK`, if `STATUS` is negotiated); and the
-//! memory table holds its three parts. Whatever changes one of these stops the ring first and starts it again, where it
-//! stopped, if all of it still holds. So there is no order of requests that a front-end must keep.
+//! A ring runs exactly while all of this holds: its size, addresses and kick are known; it is enabled (or there are
+//! no protocol features, see `Ring::config`); features are negotiated; the driver is ready (`DRIVER_OK`, if `STATUS`
+//! is negotiated); and the memory table holds its three parts. Whatever changes one of these stops the ring first and
+//! starts it again, where it stopped, if all of it still holds. So there is no order of requests that a front-end
+//! must keep.
 mod device;
 mod protocol;
 mod requests;
@@ -73,8 +74,8 @@ impl Session {
         self.device.features() | feature::PROTOCOL_FEATURES
     }
 
-    /// Device reset (virtio 1.3, 2.4; vhost-user `RESET_DEVICE`): rings forget all but the calls, which are the front-end's
-    /// own and may have been sent long before.
+    /// Device reset (virtio 1.3, 2.4; vhost-user `RESET_DEVICE`): rings forget all but the calls, which are the
+    /// front-end's own and may have been sent long before.
     fn reset(&mut self) {
         for index in 0..self.rings.len() {
             self.stop(index);

@@ -1,9 +1,10 @@
 //! From a whole message to its answer.
 //!
-//! The `vhost` crate parses requests and builds replies. It reads them from a socket of its own, at the other end of which we
-//! sit, in the same thread: it never waits, for a message is all there before it is called. Acknowledgements are ours, so that
-//! there is one rule for all requests, known and unknown (as in DPDK's vhost): `NEED_REPLY` is always answered, with 0 or 1 if
-//! the request has no reply of its own; a request that fails without it ends the connection.
+//! The `vhost` crate parses requests and builds replies. It reads them from a socket of its own, at the other end of
+//! which we sit, in the same thread: it never waits, for a message is all there before it is called. Acknowledgements
+//! are ours, so that there is one rule for all requests, known and unknown (as in DPDK's vhost): `NEED_REPLY` is
+//! always answered, with 0 or 1 if the request has no reply of its own; a request that fails without it ends the
+//! connection.
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -107,7 +108,8 @@ impl Protocol {
         };
         let reply = pending(&self.ours)?;
         if outcome.is_err() {
-            // The crate may have given up between header and body; the next message must not be read as this one's rest.
+            // The crate may have given up between header and body; the next message must not be read as this one's
+            // rest.
             while pending(&self.theirs)?.is_some() {}
         }
         outcome.map(|()| reply)

@@ -6,8 +6,8 @@ use pmd::virtio::spec::feature;
 use crate::memory::GuestMemory;
 use crate::queue::config::{Notifier, QueueConfig};
 
-/// Where the parts of a ring lie in the front-end's address space. Kept as they came: a new memory table gives them another
-/// meaning, and DPDK and QEMU do not repeat them then.
+/// Where the parts of a ring lie in the front-end's address space. Kept as they came: a new memory table gives them
+/// another meaning, and DPDK and QEMU do not repeat them then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub(super) desc: u64,

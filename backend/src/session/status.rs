@@ -27,7 +27,8 @@ impl Session {
             self.reset();
             return Ok(());
         }
-        // Features that were refused are not confirmed (virtio 1.3, 2.2.2): the driver reads the status back and sees it.
+        // Features that were refused are not confirmed (virtio 1.3, 2.2.2): the driver reads the status back and sees
+        // it.
         if self.features.is_none() {
             new &= !bit::FEATURES_OK;
         }

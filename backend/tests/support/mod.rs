@@ -85,7 +85,7 @@ impl Device for Mock {
     fn queue_stop(&mut self, index: u16) -> Option<u32> {
         let mut diary = self.diary();
         diary.entries.push(Entry::Stop(index));
-        diary.running.remove(&index).map(|config| config.position + PROGRESS)
+        diary.running.remove(&index).map(|config| config.position.wrapping_add(PROGRESS))
     }
 
     fn link(&mut self, up: bool) {
