@@ -1,8 +1,9 @@
 //! What the kernel must be asked in C: on which CPUs a thread runs, and when the process shall end.
 #![expect(unsafe_code, reason = "thin wrappers over libc calls that have no safe binding here")]
 
-use std::io;
-use std::mem::MaybeUninit;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Highest CPU number, plus one, that the kernel's fixed-size mask can name.
 const CPUS_MAX: usize = libc::CPU_SETSIZE as usize;
@@ -41,45 +42,54 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Where the signal handler writes to.
+static NOTIFY: AtomicI32 = AtomicI32::new(-1);
+
 /// The signals that ask a process to end, Ctrl-C's SIGINT and SIGTERM, as something a thread can wait for.
-#[derive(Clone, Copy)]
 pub struct Termination {
-    signals: libc::sigset_t,
+    pipe: PipeReader,
 }
 
 impl Termination {
-    /// Blocks both signals in the calling thread and in those it starts from now on, so that only [`wait`](Self::wait) sees
-    /// them. To be called before the first thread is started.
+    /// Catches both signals, for good: whichever thread they hit, [`wait`](Self::wait) sees them. A second call takes them
+    /// over from the first.
     ///
     /// # Errors
-    /// What `pthread_sigmask` says.
-    pub fn block() -> io::Result<Self> {
-        let mut signals = MaybeUninit::uninit();
-        // SAFETY: `sigemptyset` initialises the set before anything else looks at it; the numbers are valid signals.
-        let signals = unsafe {
-            libc::sigemptyset(signals.as_mut_ptr());
-            libc::sigaddset(signals.as_mut_ptr(), libc::SIGINT);
-            libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
-            signals.assume_init()
-        };
-        // SAFETY: a live set; the old mask is not asked for.
-        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) } {
-            0 => Ok(Self { signals }),
-            error => Err(io::Error::from_raw_os_error(error)),
+    /// What `pipe` or `sigaction` says.
+    pub fn catch() -> io::Result<Self> {
+        let (pipe, writer) = io::pipe()?;
+        // Never closed, for the handler may be about to write to it.
+        NOTIFY.store(writer.into_raw_fd(), Ordering::Relaxed);
+        let handler: extern "C" fn(libc::c_int) = notify;
+        // SAFETY: a `sigaction` is plain integers, for which zero is a value (no flags, an empty mask).
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: a live action; its handler does what a handler may do, see `notify`.
+            if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
+        Ok(Self { pipe })
     }
 
-    /// Waits until one of them arrives.
+    /// Waits until one of them arrives, or has arrived since the last time.
     ///
     /// # Errors
-    /// What `sigwait` says.
+    /// What reading a pipe says.
     pub fn wait(&self) -> io::Result<()> {
-        let mut signal = 0;
-        // SAFETY: a live set and a live integer.
-        match unsafe { libc::sigwait(&raw const self.signals, &raw mut signal) } {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        (&self.pipe).read_exact(&mut [0])
+    }
+}
+
+/// Tells the waiting thread. Only what `signal-safety(7)` lists: an atomic load and `write`, with `errno` as it was.
+extern "C" fn notify(_: libc::c_int) {
+    // SAFETY: `errno` is the thread's own; `write` gets one live byte, and any descriptor will do: -1 is only refused.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(NOTIFY.load(Ordering::Relaxed), c"".as_ptr().cast(), 1);
+        *libc::__errno_location() = errno;
     }
 }
 
@@ -92,6 +102,14 @@ mod tests {
         let cpu = *cpus_allowed().unwrap().last().unwrap();
         let allowed = std::thread::spawn(move || pin_thread(cpu).and_then(|()| cpus_allowed())).join().unwrap();
         assert_eq!(allowed.unwrap(), [cpu]);
+    }
+
+    #[test]
+    fn a_signal_ends_the_wait_whichever_thread_it_hits() {
+        let termination = Termination::catch().unwrap();
+        // SAFETY: the signal is caught.
+        std::thread::spawn(|| unsafe { libc::raise(libc::SIGTERM) }).join().unwrap();
+        termination.wait().unwrap();
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod fwd_support;
 
 use fwd_support::{Bench, bytes, config, open_pair, pool, until};
 use pmd::fwd::{Engine, FRAME_MAX, FRAME_MIN, FinalReport, Forwarder, StreamStats};
-use pmd::port::Port;
+use pmd::port::{Burst, Port};
 
 /// Frame number `i`: 64 bytes that begin with two addresses.
 fn frame(i: usize) -> Vec<u8> {
@@ -221,4 +221,23 @@ fn frames_circle_between_two_joined_ports_and_come_home() {
     assert_eq!(sum(|s| s.generated), 4 * 32);
     // Whatever was generated or received was sent or dropped.
     assert_eq!(sum(|s| s.generated + s.rx), sum(|s| s.tx + s.tx_dropped));
+}
+
+#[test]
+fn mbufs_that_a_transmit_queue_has_finished_with_come_back_before_they_are_missed() {
+    // Neither engine would ever go on if only a full transmit queue were reaped.
+    let pool = pool(256);
+    let [near, far] = open_pair(["near", "far"], 1, 64, &pool);
+    near.keep_sent();
+    let mut forwarder = Forwarder::new(vec![Box::new(near)], &config(&pool)).unwrap();
+    forwarder.start(Engine::TxOnly, 0).unwrap();
+    until("more frames than there are mbufs", || forwarder.stats().streams[0].tx > 1000);
+
+    forwarder.start(Engine::Io, 0).unwrap();
+    until("the generated frames", || pool.mempool().in_use() == 0);
+    let (mut tx, mut burst) = (far.tx(0).unwrap(), Burst::new(20));
+    burst.fill(&pool, 20).unwrap();
+    assert_eq!(tx.tx_burst(&mut burst), 20);
+    until("the forwarded frames", || forwarder.stats().streams[0].rx == 20 && pool.mempool().in_use() == 0);
+    assert!(forwarder.shutdown().ok);
 }

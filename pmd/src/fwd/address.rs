@@ -39,6 +39,9 @@ const SCHEMES: [Scheme; 2] = [
     Scheme { name: "vhost-user", keys: &[number("queues", 1, 128), flag("client")] },
 ];
 
+/// Descriptors of a queue if the address names no number.
+const SIZE_DEFAULT: u16 = 1024;
+
 /// The address of a device, checked against the table of schemes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -118,6 +121,18 @@ impl Address {
         self.number(key).is_some()
     }
 
+    /// Queue pairs: `queues`, or 1.
+    #[must_use]
+    pub fn queues(&self) -> u16 {
+        self.number("queues").map_or(1, |queues| queues as u16)
+    }
+
+    /// Descriptors of each queue: `size`, or 1024.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.number("size").map_or(SIZE_DEFAULT, |size| size as u16)
+    }
+
     /// The number that `key` has, if it is there.
     #[must_use]
     pub fn number(&self, key: &str) -> Option<u32> {
@@ -193,8 +208,10 @@ mod tests {
     fn an_address_is_a_scheme_a_path_and_keys() {
         let address: Address = "virtio-user:/run/a:b.sock,queues=3,size=256,mrg".parse().unwrap();
         assert_eq!((address.scheme(), address.path()), ("virtio-user", "/run/a:b.sock"));
-        assert_eq!((address.number("queues"), address.number("size")), (Some(3), Some(256)));
+        assert_eq!((address.queues(), address.size()), (3, 256));
         assert_eq!((address.flag("mrg"), address.flag("packed")), (true, false));
+        let short: Address = "vhost-user:s".parse().unwrap();
+        assert_eq!((short.queues(), short.size(), short.number("size")), (1, 1024, None));
         assert_eq!(address.to_string(), "virtio-user:/run/a:b.sock,queues=3,size=256,mrg");
     }
 

@@ -19,10 +19,6 @@ use crate::port::Port;
 /// Opens the port of an address; what devices are to reach lies in the arenas. The port comes back not yet configured.
 pub type Opener<'a> = &'a dyn Fn(&Address, &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>>;
 
-/// Queue pairs of a port whose address names no number.
-const QUEUES_DEFAULT: u32 = 1;
-/// Descriptors of a queue whose address names no size.
-const SIZE_DEFAULT: u32 = 1024;
 /// Bytes of arena for each descriptor, beside its mbuf: the rings, an indirect table, a header.
 const DESCRIPTOR_BYTES: usize = 256;
 /// Bytes of arena for each queue, for what is rounded up to whole pages.
@@ -30,12 +26,14 @@ const QUEUE_BYTES: usize = 64 << 10;
 /// Highest CPU number that can be named.
 const CPU_MAX: usize = 1023;
 
+const PORT_HELP: &str = "Port, as virtio-user:PATH[,queues=N][,size=N][,in_order][,mrg][,server]; repeatable: \
+    0 and 1, 2 and 3 and so on forward to each other, an odd last one to itself";
+
 /// What can be said on the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Port to forward on, as virtio-user:PATH[,queues=N][,size=N][,packed][,in_order][,mrg][,server]; repeatable: 0 and 1,
-    /// 2 and 3 … forward to each other, an odd last one to itself
-    #[arg(long = "port", value_name = "ADDRESS", required = true)]
+    /// The ports: 0 and 1, 2 and 3 and so on forward to each other, an odd last one to itself.
+    #[arg(long = "port", value_name = "ADDRESS", required = true, help = PORT_HELP)]
     pub ports: Vec<Address>,
     /// What to do with frames
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
@@ -148,7 +146,7 @@ pub(super) fn sentence(error: &anyhow::Error) -> String {
 
 /// Opens the ports with `opener`, and forwards until time is up, a signal arrives, or `--control` says so.
 ///
-/// To be called while the process has one thread: it takes SIGINT and SIGTERM over, for good.
+/// It takes SIGINT and SIGTERM over, for good.
 ///
 /// # Errors
 /// Whatever kept it from starting, or from ending well.
@@ -177,18 +175,21 @@ fn finish(report: &FinalReport) -> anyhow::Result<()> {
 fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
     let cpus = options.cpus.clone().unwrap_or_default().0;
     let (burst, frame) = (usize::from(options.burst), usize::from(options.frame));
-    let rings = options.ports.iter().map(|address| 2 * queues(address) as usize);
-    let descriptors = options.ports.iter().map(|address| 2 * (queues(address) * size(address)) as usize).sum();
-    let segments = frame.div_ceil(usize::from(ROOM_DEFAULT - HEADROOM));
+    let segments = |len: usize| len.div_ceil(usize::from(ROOM_DEFAULT - HEADROOM));
+    let (mut queues, mut descriptors, mut held) = (0, 0, 0);
+    for address in &options.ports {
+        let (pairs, size) = (usize::from(address.queues()), usize::from(address.size()));
+        (queues, descriptors) = (queues + 2 * pairs, descriptors + 2 * pairs * size);
+        // A sent frame may take one descriptor, an indirect one, for all its segments.
+        held += pairs * size * (1 + segments(if address.flag("mrg") { FRAME_MAX } else { frame }));
+    }
     let cache_size = cache_size(burst);
-    let count = mbufs_needed(descriptors, cpus.len().max(1), cache_size, burst, segments)?;
+    let count = mbufs_needed(held, cpus.len().max(1), cache_size, burst, segments(frame))?;
     let pool = MbufPoolConfig { count, cache_size, ..MbufPoolConfig::default() };
 
-    let ring_bytes = rings.sum::<usize>() * QUEUE_BYTES + descriptors * DESCRIPTOR_BYTES;
+    let ring_bytes = queues * QUEUE_BYTES + descriptors * DESCRIPTOR_BYTES;
     let arena = Arena::new(pool.arena_bytes() + ring_bytes, &Pages::Auto)?;
-    if let Some(advice) = arena.advice() {
-        eprintln!("{advice}");
-    }
+    let advice = arena.advice();
     let pool = MbufPool::new(&pool, &arena)?;
 
     let arenas = [arena];
@@ -196,8 +197,8 @@ fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
     for address in &options.ports {
         let mut port = opener(address, &arenas)?;
         let setup = PortSetup {
-            queues: queues(address) as u16,
-            size: size(address) as u16,
+            queues: address.queues(),
+            size: address.size(),
             pool: pool.clone(),
             rx_path: options.rx_path.clone(),
             tx_path: options.tx_path.clone(),
@@ -207,15 +208,12 @@ fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
         ports.push(port);
     }
     let config = ForwardConfig { burst, frame, sequence: false, cpus, pool, more_pools: Vec::new() };
-    Ok(Forwarder::new(ports, &config)?)
-}
-
-fn queues(address: &Address) -> u32 {
-    address.number("queues").unwrap_or(QUEUES_DEFAULT)
-}
-
-fn size(address: &Address) -> u32 {
-    address.number("size").unwrap_or(SIZE_DEFAULT)
+    let forwarder = Forwarder::new(ports, &config)?;
+    // Not before, so that a failure is all that is said.
+    if let Some(advice) = advice {
+        eprintln!("{advice}");
+    }
+    Ok(forwarder)
 }
 
 #[cfg(test)]

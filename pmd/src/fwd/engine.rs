@@ -9,6 +9,10 @@ use crate::mbuf::Mbuf;
 use crate::port::{Burst, RxHandle, TxHandle};
 use crate::shared::Counter;
 
+/// Rounds without a frame after which a transmit queue's finished mbufs are fetched. Often enough to be soon, and seldom enough
+/// for the peer not to notice that its index is read.
+const IDLE_ROUNDS: u32 = 64;
+
 /// What a stream counts. The worker that runs it is the only writer.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -48,6 +52,8 @@ pub(super) struct Stream {
     pub burst: Burst,
     pub macs: Macs,
     pub generator: Generator,
+    /// Rounds without a frame since the last one with.
+    pub idle: u32,
     pub counters: Arc<StreamCounters>,
 }
 
@@ -67,11 +73,24 @@ impl Stream {
         }
     }
 
-    /// Fills the empty burst with generated frames.
+    /// Fills the empty burst with generated frames, if there are mbufs; if not, those of frames long sent come back.
     #[inline(always)]
     fn generate(&mut self) {
         let count = self.generator.fill(&mut self.burst);
+        if count == 0 {
+            self.tx.reap();
+        }
         self.counters.generated.add(count as u64);
+    }
+
+    /// Called in a round in which nothing came. A quiet transmit queue keeps the mbufs of what it has sent, so now and then they
+    /// are fetched: the receive queue may lack them, and then nothing would ever come again.
+    #[inline(always)]
+    fn idle(&mut self) {
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(IDLE_ROUNDS) {
+            self.tx.reap();
+        }
     }
 
     /// Generates a burst and sends it; what is not accepted is dropped.
@@ -124,7 +143,7 @@ impl<R: Rewrite> Step for Forward<R> {
     fn round(stream: &mut Stream) {
         let received = stream.rx.rx_burst(&mut stream.burst);
         if received == 0 {
-            return;
+            return stream.idle();
         }
         stream.counters.rx.add(received as u64);
         for mbuf in stream.burst.as_slice() {

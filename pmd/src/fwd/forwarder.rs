@@ -102,6 +102,7 @@ impl Forwarder {
             burst: Burst::new(config.burst),
             macs,
             generator: Generator::new(&config.pool, macs.header, config.frame, config.burst, config.sequence),
+            idle: 0,
             counters: Arc::default(),
         })
     }

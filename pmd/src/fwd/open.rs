@@ -10,10 +10,6 @@ use crate::port::Port;
 use crate::virtio::port::{VirtioConfig, VirtioPort};
 use crate::virtio::user::Mode;
 
-/// Queue pairs of a port whose address names no number.
-pub(super) const QUEUES_DEFAULT: u32 = 1;
-/// Descriptors of a queue whose address names no size.
-pub(super) const SIZE_DEFAULT: u32 = 1024;
 /// How long the other side may take to appear, and to answer each request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -36,8 +32,8 @@ pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn 
         address: address.to_string(),
         path: address.path().into(),
         mode: if address.flag("server") { Mode::Server } else { Mode::Client },
-        queue_pairs: address.number("queues").unwrap_or(QUEUES_DEFAULT) as u16,
-        ring_size: address.number("size").unwrap_or(SIZE_DEFAULT) as u16,
+        queue_pairs: address.queues(),
+        ring_size: address.size(),
         in_order: address.flag("in_order"),
         mergeable: address.flag("mrg"),
         port,

@@ -57,19 +57,19 @@ pub fn cache_size(burst: usize) -> usize {
     (2 * burst).clamp(256, CACHE_SIZE_MAX)
 }
 
-/// Mbufs that a pool must have so that its users never run out: `descriptors` of all rings together, and for each of `workers`
-/// a full cache of `cache` and two bursts of `burst` frames of `segments` mbufs.
+/// Mbufs that a pool must have so that its users never run out: what all rings together can hold, and for each of `workers` a full
+/// cache of `cache` and two bursts of `burst` frames of `segments` mbufs.
 ///
 /// # Errors
 /// [`ForwardError::Range`] if that is more than a pool can have.
 pub fn mbufs_needed(
-    descriptors: usize,
+    held: usize,
     workers: usize,
     cache: usize,
     burst: usize,
     segments: usize,
 ) -> Result<u32, ForwardError> {
-    let count = descriptors + workers * (cache + 2 * burst * segments) + SLACK;
+    let count = held + workers * (cache + 2 * burst * segments) + SLACK;
     let max = crate::mempool::COUNT_MAX;
     u32::try_from(count).ok().filter(|&count| count <= max).ok_or(ForwardError::Range {
         what: "number of mbufs",

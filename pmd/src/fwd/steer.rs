@@ -64,7 +64,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub fn watch() -> std::io::Result<Self> {
-        let termination = Termination::block()?;
+        let termination = Termination::catch()?;
         let taker = Arc::new(OnceLock::new());
         let told = Arc::clone(&taker);
         thread::Builder::new().name("signals".into()).spawn(move || {
