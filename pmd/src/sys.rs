@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "thin wrappers over libc calls that have no safe binding here")]
 
 use std::io::{self, PipeReader, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -42,6 +43,9 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Ctrl-C's, and the one that asks politely.
+const SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+
 /// Where the signal handler writes to.
 static NOTIFY: AtomicI32 = AtomicI32::new(-1);
 
@@ -51,11 +55,12 @@ pub struct Termination {
 }
 
 impl Termination {
-    /// Catches both signals, for good: whichever thread they hit, [`wait`](Self::wait) sees them. A second call takes them
-    /// over from the first.
+    /// Catches both signals, for good: whichever thread they hit, [`wait`](Self::wait) sees them. They do not hit the calling
+    /// thread and those it starts from now on, so none of its calls is interrupted. A second call takes them over from the
+    /// first.
     ///
     /// # Errors
-    /// What `pipe` or `sigaction` says.
+    /// What `pipe`, `sigaction` or `pthread_sigmask` says.
     pub fn catch() -> io::Result<Self> {
         let (pipe, writer) = io::pipe()?;
         // Never closed, for the handler may be about to write to it.
@@ -65,22 +70,39 @@ impl Termination {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as libc::sighandler_t;
         action.sa_flags = libc::SA_RESTART;
-        for signal in [libc::SIGINT, libc::SIGTERM] {
+        for signal in SIGNALS {
             // SAFETY: a live action; its handler does what a handler may do, see `notify`.
             if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } < 0 {
                 return Err(io::Error::last_os_error());
             }
         }
+        mask(libc::SIG_BLOCK)?;
         Ok(Self { pipe })
     }
 
-    /// Waits until one of them arrives, or has arrived since the last time.
+    /// Waits until one of them arrives, or has arrived since the last time. From now on they may hit the calling thread.
     ///
     /// # Errors
-    /// What reading a pipe says.
+    /// What `pthread_sigmask`, or reading a pipe, says.
     pub fn wait(&self) -> io::Result<()> {
+        mask(libc::SIG_UNBLOCK)?;
         (&self.pipe).read_exact(&mut [0])
     }
+}
+
+/// Blocks or unblocks both signals in the calling thread.
+fn mask(how: libc::c_int) -> io::Result<()> {
+    let mut signals = MaybeUninit::uninit();
+    // SAFETY: `sigemptyset` initialises the set before anything else looks at it; the numbers are valid signals; the old mask is
+    // not asked for.
+    let error = unsafe {
+        libc::sigemptyset(signals.as_mut_ptr());
+        for signal in SIGNALS {
+            libc::sigaddset(signals.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(how, signals.as_ptr(), std::ptr::null_mut())
+    };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 /// Tells the waiting thread. Only what `signal-safety(7)` lists: an atomic load and `write`, with `errno` as it was.
@@ -107,8 +129,8 @@ mod tests {
     #[test]
     fn a_signal_ends_the_wait_whichever_thread_it_hits() {
         let termination = Termination::catch().unwrap();
-        // SAFETY: the signal is caught.
-        std::thread::spawn(|| unsafe { libc::raise(libc::SIGTERM) }).join().unwrap();
+        // SAFETY: to ourselves, and the signal is caught.
+        unsafe { libc::kill(std::process::id().cast_signed(), libc::SIGTERM) };
         termination.wait().unwrap();
     }
 

@@ -59,6 +59,9 @@ pub struct Options {
     /// Print the final statistics as one line of JSON, and nothing else
     #[arg(long)]
     pub json: bool,
+    /// Number generated frames, so that whoever receives them can tell loss from reordering
+    #[arg(long, hide = true)]
+    pub sequence: bool,
     /// Take commands from standard input, and answer each with one line of JSON
     #[arg(long, hide = true, conflicts_with_all = ["engine", "seconds", "json"])]
     pub control: bool,
@@ -207,11 +210,17 @@ fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
         open_port(port.as_mut(), &setup)?;
         ports.push(port);
     }
-    let config = ForwardConfig { burst, frame, sequence: false, cpus, pool, more_pools: Vec::new() };
+    let config = ForwardConfig { burst, frame, sequence: options.sequence, cpus, pool, more_pools: Vec::new() };
     let forwarder = Forwarder::new(ports, &config)?;
     // Not before, so that a failure is all that is said.
     if let Some(advice) = advice {
         eprintln!("{advice}");
+    }
+    if cache_size < 2 * burst {
+        eprintln!(
+            "burst {burst}: a mempool cache of {cache_size}, the largest, holds less than two bursts, so that every burst pays for the shared ring; bursts of up to {} do not",
+            cache_size / 2
+        );
     }
     Ok(forwarder)
 }
