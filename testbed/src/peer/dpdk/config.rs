@@ -1,5 +1,6 @@
 //! What testpmd is asked to be, and the command line that makes it so.
 
+use std::env;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,11 +106,12 @@ pub enum Memory {
 }
 
 impl Config {
-    /// A testpmd in `role` on `cpu`: engine `io`, bursts of 32, 16384 mbufs in 128 MiB.
+    /// A testpmd in `role` on `cpu`: engine `io`, bursts of 32, 16384 mbufs in 128 MiB, from the root that the environment
+    /// variable `TWINRING_DPDK_ROOT` names, or `/`.
     #[must_use]
     pub fn new(role: Role, cpu: usize) -> Self {
         Self {
-            root: "/".into(),
+            root: env::var_os("TWINRING_DPDK_ROOT").map_or_else(|| "/".into(), PathBuf::from),
             role,
             cpu,
             forward: Forward::Io,
