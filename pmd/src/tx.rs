@@ -45,7 +45,7 @@ pub struct TxQueue<R> {
 }
 
 impl<R: TxRing> TxQueue<R> {
-    /// A queue on `ring`, which is reaped when fewer than `free_thresh` descriptors, or fewer than a burst needs, are free.
+    /// A queue on `ring`, which is reaped when fewer than `free_thresh` descriptors, or too few for a burst, are free.
     pub fn new(ring: R, free_thresh: u16, stats: Arc<QueueStats>) -> Self {
         Self { ring, free_thresh, stats }
     }
@@ -74,17 +74,25 @@ impl<R: TxRing> TxBurst for TxQueue<R> {
         if burst.is_empty() {
             return 0;
         }
-        if usize::from(self.ring.room()) < burst.len().max(self.free_thresh.into()) {
+        let mut reaped = usize::from(self.ring.room()) < burst.len().max(self.free_thresh.into());
+        if reaped {
             self.reap();
         }
         let (mut packets, mut bytes) = self.stage_front(burst);
         let mut dropped = 0;
-        // A packet that could never be sent must not block those behind it. Each round takes at least one, so this ends.
-        while let Some(mbuf) = burst.as_slice().first()
-            && self.ring.slots(mbuf) > self.ring.size()
-        {
-            dropped += burst.take_front(1).count();
-            self.stats.fault(Fault::ManySegments);
+        // What stays may need more descriptors than most packets do, so look once whether there are more by now; or it could
+        // never be sent, and must not block those behind it. Each round drops one packet or is the one that reaps, so this
+        // ends.
+        while let Some(mbuf) = burst.as_slice().first() {
+            if self.ring.slots(mbuf) > self.ring.size() {
+                dropped += burst.take_front(1).count();
+                self.stats.fault(Fault::ManySegments);
+            } else if !reaped {
+                self.reap();
+                reaped = true;
+            } else {
+                break;
+            }
             let more = self.stage_front(burst);
             packets += more.0;
             bytes += more.1;

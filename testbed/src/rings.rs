@@ -19,12 +19,13 @@ use pmd::mbuf::{MbufPool, MbufPoolConfig, ROOM_DEFAULT};
 use pmd::mem::{Arena, Pages};
 use pmd::path::select;
 use pmd::port::{QueueStats, RxBurst, Stats, TxBurst};
+use pmd::shared::SharedBytes;
 use pmd::virtio::Doorbell;
 use pmd::virtio::paths::{RX_PATHS, RxParts, TX_PATHS, TxParts};
 use pmd::virtio::spec::{feature, header_len};
 use pmd::virtio::split::{Layout, RxParams};
 use pmd::virtio::split_tx::TxParams;
-pub use raw::RawRing;
+pub use raw::{Link, RawRing};
 use rustix::event::{EventfdFlags, eventfd};
 pub use traffic::{Traffic, bytes_of, packet};
 
@@ -107,7 +108,9 @@ pub struct Setup {
     pub guest: MbufPoolConfig,
     /// The host's pool.
     pub host: MbufPoolConfig,
-    /// Number of regions that the guest's memory consists of; all but the first begin somewhere among its data rooms.
+    /// Bytes of guest memory left over, for a test that writes its own buffers.
+    pub scratch: usize,
+    /// Number of regions that the guest's memory consists of; all but the first begin somewhere behind the ring.
     pub regions: usize,
 }
 
@@ -118,7 +121,7 @@ impl Setup {
         let pool =
             |name: &str| MbufPoolConfig { name: name.into(), count: 1024, cache_size: 64, ..MbufPoolConfig::default() };
         let (guest, host) = (pool("guest"), pool("host"));
-        Self { features, size: 256, limit: 256, free_thresh: 32, guest, host, regions: 1 }
+        Self { features, size: 256, limit: 256, free_thresh: 32, guest, host, scratch: 0, regions: 1 }
     }
 
     /// With a ring of `size` descriptors, `limit` of which the driver uses.
@@ -208,7 +211,7 @@ impl Guest {
     pub fn new(setup: &Setup) -> Result<Self, RingsError> {
         // Per descriptor: itself, its ring entries, and the transmit end's indirect table.
         let ring_bytes = usize::from(setup.size) * 160 + PAGE;
-        let arena = Arena::new(ring_bytes + setup.guest.arena_bytes() + PAGE, &Pages::Plain)?;
+        let arena = Arena::new(ring_bytes + setup.guest.arena_bytes() + setup.scratch + PAGE, &Pages::Plain)?;
         // First, so that it lies in the first region.
         let layout = Layout::new(&arena, setup.size)?;
         let pool = MbufPool::new(&setup.guest, &arena)?;
@@ -316,6 +319,12 @@ impl Guest {
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// `len` bytes at `addr`, if they lie in one region.
+    #[must_use]
+    pub fn bytes(&self, addr: u64, len: u32) -> Option<SharedBytes<'_>> {
+        self.memory.translate(addr, len, &mut 0).filter(|bytes| bytes.len() == len as usize)
     }
 
     /// The arena that its memory is.

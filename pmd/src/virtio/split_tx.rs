@@ -63,7 +63,7 @@ pub struct SplitTx<const IN_ORDER: bool> {
     chains: Box<[Chain]>,
     /// The descriptor after each: in its chain, or in the list of free ones. `IN_ORDER` uses them round and round (2.7.9).
     next: Box<[u16]>,
-    /// The first free descriptor, and the last.
+    /// The first free descriptor, and the last; if none is free, the first means nothing.
     free: (u16, u16),
     room: u16,
     /// `IN_ORDER`: the head of the oldest chain.
@@ -141,14 +141,18 @@ impl<const IN_ORDER: bool> SplitTx<IN_ORDER> {
     fn release(&mut self, head: u16) -> Option<Mbuf> {
         let mbuf = self.mbufs.get_mut(usize::from(head))?.take()?;
         let chain = self.chains[usize::from(head)];
-        self.room += chain.len;
         if IN_ORDER {
             self.oldest = head.wrapping_add(chain.len) & self.ring.mask;
         } else {
             // The chain's own links still hold; hang it behind the free ones, so that they are used round and round.
-            self.next[usize::from(self.free.1)] = head;
+            if self.room == 0 && usize::from(self.params.limit) == self.next.len() {
+                self.free.0 = head;
+            } else {
+                self.next[usize::from(self.free.1)] = head;
+            }
             self.free.1 = chain.last;
         }
+        self.room += chain.len;
         Some(mbuf)
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use backend::error::Error;
+use backend::memory::GuestMemory;
 use backend::queue::config::{Area, QueueConfig};
 use pmd::shared::View;
-use pmd::virtio::spec::{Desc, DescMeta, UsedElem, avail, used};
+use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, DescMeta, UsedElem, avail, used};
 
 /// A split ring without any logic: a test that plays one of its ends writes what it likes (virtio 1.3, 2.7).
 pub struct RawRing {
@@ -112,4 +113,45 @@ impl RawRing {
     pub fn set_used_flags(&self, flags: u16) {
         self.used_words[used::FLAGS / 2].store(flags, Ordering::Relaxed);
     }
+
+    /// As a naive device: the descriptors of the chain at `head`, those of the table and those of an indirect one, as far as
+    /// that has any; none if the chain goes astray.
+    #[must_use]
+    pub fn chain(&self, memory: &GuestMemory, head: u16) -> Option<Vec<Link>> {
+        let mut links = Vec::new();
+        let (mut index, mut table) = (Some(head), None);
+        while let Some(i) = index {
+            let place = table.is_none().then_some(i);
+            let (addr, meta) = match table {
+                None => self.described(i),
+                Some(table) => entry(memory, table, i)?,
+            };
+            index = (meta.flags & DESC_F_NEXT != 0).then_some(meta.next);
+            if meta.flags & DESC_F_INDIRECT != 0 {
+                (index, table) = (Some(0), Some(addr));
+            }
+            links.push(Link { index: place, addr, meta });
+            if links.len() > self.desc.len() + 1 {
+                return None;
+            }
+        }
+        Some(links)
+    }
+}
+
+/// A descriptor of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its place in the ring's table; none if it stands in an indirect one.
+    pub index: Option<u16>,
+    /// See [`Desc`].
+    pub addr: u64,
+    /// See [`Desc`].
+    pub meta: DescMeta,
+}
+
+fn entry(memory: &GuestMemory, table: u64, index: u16) -> Option<(u64, DescMeta)> {
+    let addr = table.checked_add(u64::from(index) * size_of::<Desc>() as u64)?;
+    let words = u128::from_le_bytes(memory.translate(addr, size_of::<Desc>() as u32, &mut 0)?.get()?);
+    Some((words as u64, DescMeta::unpack((words >> 64) as u64)))
 }

@@ -73,8 +73,9 @@ impl Traffic {
         for _ in 0..count.min(self.going.room()) {
             self.generator.write_next(&mut self.frame);
             let Some(mbuf) = packet(pair.sender_pool(), &self.frame, self.segment_len) else {
-                // The pool is empty: this frame is made again later.
+                // The pool is empty: this frame is made again when the ring has given some mbufs back.
                 self.generator.back();
+                pair.sender.queue.reap();
                 break;
             };
             // There is room, see the loop's bound.
