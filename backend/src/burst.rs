@@ -77,7 +77,7 @@ impl<R: DeviceRing> FromGuest<R> {
                 }
                 Err(fault) => self.stats.fault(fault),
             }
-            self.ring.complete(head.id, 0);
+            self.ring.complete(head, 0);
         }
         true
     }
@@ -165,7 +165,7 @@ struct Tally {
 
 impl<R: DeviceRing> RxBurst for FromGuest<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
-        let ready = self.ring.ready().unwrap_or_else(|fault| {
+        let ready = self.ring.ready(burst.room() as u16).unwrap_or_else(|fault| {
             self.stats.fault(fault);
             0
         });
@@ -184,7 +184,7 @@ impl<R: DeviceRing> RxBurst for FromGuest<R> {
     }
 
     fn pending(&mut self) -> usize {
-        usize::from(self.ring.ready().unwrap_or(0))
+        usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
     }
 }
 
@@ -228,8 +228,8 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
         if *ready == 0 {
             return Put::NoRoom;
         }
+        let mark = self.ring.mark();
         let head = self.ring.pop();
-        *ready -= 1;
         let memory = self.ring.memory();
         if mbuf.nb_segs() == 1
             && let Some(room) = head.plain(memory, true, &mut self.hint)
@@ -237,11 +237,11 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
         {
             self.write_header(room);
             mbuf.data().copy_to(body);
-            self.ring.complete(head.id, (self.header_len + mbuf.data_len()) as u32);
+            self.ring.complete(&head, (self.header_len + mbuf.data_len()) as u32);
+            *ready -= 1;
             return Put::Done;
         }
-        self.ring.push_back(1);
-        *ready += 1;
+        self.ring.rewind(mark);
         self.scatter(mbuf, ready)
     }
 
@@ -259,54 +259,57 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
     /// written, so a frame that turns out not to fit leaves the ring as it was.
     #[cold]
     fn scatter(&mut self, mbuf: &Mbuf, ready: &mut u16) -> Put {
+        let most = if MERGEABLE { self.ring.size() } else { 1 };
+        let mark = self.ring.mark();
         let mut source = mbuf.segments().map(|segment| segment.data()).filter(|data| !data.is_empty());
         let mut rest = source.next();
         let mut chains: u16 = 0;
         let mut first: Option<Head> = None;
-        // Chains are popped, written, and completed in a second round, when their number is known.
         while rest.is_some() {
-            if chains == *ready || chains == 1 && !MERGEABLE {
-                let full = chains == self.ring.size() || chains == 1 && !MERGEABLE;
-                self.ring.push_back(chains);
-                return if full { Put::Dropped(Fault::Long) } else { Put::NoRoom };
+            if chains == *ready && chains < most {
+                // Those looked for so far may be fewer than there are.
+                *ready += self.ring.ready(GROUP as u16).unwrap_or(0);
+            }
+            if chains == (*ready).min(most) {
+                self.ring.rewind(mark);
+                return if chains == most { Put::Dropped(Fault::Long) } else { Put::NoRoom };
             }
             let head = self.ring.pop();
             chains += 1;
             let skip = if first.is_none() { self.header_len } else { 0 };
             if let Err(fault) = fill(&self.ring, &head, skip, &mut rest, &mut source) {
-                return self.discard(chains, ready, fault);
+                return self.discard(mark, chains, ready, fault);
             }
             first.get_or_insert(head);
         }
         let Some(head) = first else { return Put::Dropped(Fault::Short) };
         if let Err(fault) = write_header(&self.ring, &head, &header(chains)[..self.header_len]) {
-            return self.discard(chains, ready, fault);
+            return self.discard(mark, chains, ready, fault);
         }
-        self.complete_scattered(mbuf, chains);
+        self.ring.rewind(mark);
+        self.complete_scattered(self.header_len + mbuf.pkt_len(), chains);
         *ready -= chains;
         Put::Done
     }
 
-    /// Completes the last `chains` chains with what `scatter` wrote into each.
-    fn complete_scattered(&mut self, mbuf: &Mbuf, chains: u16) {
-        self.ring.push_back(chains);
-        let mut left = self.header_len + mbuf.pkt_len();
+    /// Completes the next `chains` chains with what `scatter` wrote into each, `left` bytes in all.
+    fn complete_scattered(&mut self, mut left: usize, chains: u16) {
         for i in 0..chains {
             let head = self.ring.pop();
             // The last one holds the rest, whatever the guest says by now of the capacities.
             let room = capacity(&self.ring, &head).min(left);
             let len = if i + 1 == chains { left } else { room };
             left -= len;
-            self.ring.complete(head.id, len as u32);
+            self.ring.complete(&head, len as u32);
         }
     }
 
     /// Gives the guest back, empty, a false chain and those before it that this frame had begun to fill.
-    fn discard(&mut self, chains: u16, ready: &mut u16, fault: Fault) -> Put {
-        self.ring.push_back(chains);
+    fn discard(&mut self, mark: R::Mark, chains: u16, ready: &mut u16, fault: Fault) -> Put {
+        self.ring.rewind(mark);
         for _ in 0..chains {
             let head = self.ring.pop();
-            self.ring.complete(head.id, 0);
+            self.ring.complete(&head, 0);
         }
         *ready -= chains;
         Put::Dropped(fault)
@@ -366,7 +369,7 @@ impl<R: DeviceRing, const MERGEABLE: bool> TxBurst for ToGuest<R, MERGEABLE> {
         if burst.is_empty() {
             return 0;
         }
-        let mut ready = self.ring.ready().unwrap_or_else(|fault| {
+        let mut ready = self.ring.ready(burst.len() as u16).unwrap_or_else(|fault| {
             self.stats.fault(fault);
             0
         });

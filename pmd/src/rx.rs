@@ -6,6 +6,8 @@ use crate::mbuf::{Chain, Mbuf, MbufPool};
 use crate::port::{Burst, Fault, QueueStats, RxBurst};
 use crate::virtio::spec::FRAME_LEN_MIN;
 
+/// Completed slots looked for in a burst: more than a burst takes, so that frames of several buffers come whole.
+const READY_MAX: u16 = 64;
 /// Slots taken together, so that their headers are fetched together.
 const TAKE_GROUP: usize = 8;
 /// Mbufs allocated and staged together while that many slots are free.
@@ -23,11 +25,12 @@ pub trait RxRing: Send {
     /// What the device says of a completed slot; not believed until `open` or `extend` has checked it.
     type Claim: Copy;
 
-    /// Completed slots that have not been taken.
+    /// Completed slots that have not been taken, as far as they are of interest: rings that would have to look for more stop
+    /// at `max`.
     ///
     /// # Errors
     /// The fault, if the device claims more than it can have completed.
-    fn ready(&mut self) -> Result<u16, Fault>;
+    fn ready(&mut self, max: u16) -> Result<u16, Fault>;
 
     /// Takes the next completed slot. Called at most as often as `ready` said.
     ///
@@ -188,7 +191,7 @@ struct Tally {
 
 impl<R: RxRing> RxBurst for RxQueue<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
-        let ready = self.ring.ready().unwrap_or_else(|fault| {
+        let ready = self.ring.ready(READY_MAX).unwrap_or_else(|fault| {
             self.stats.fault(fault);
             0
         });
@@ -224,6 +227,6 @@ impl<R: RxRing> RxBurst for RxQueue<R> {
     }
 
     fn pending(&mut self) -> usize {
-        usize::from(self.ring.ready().unwrap_or(0))
+        usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
     }
 }

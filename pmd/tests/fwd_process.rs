@@ -101,10 +101,6 @@ fn what_cannot_be_opened_is_one_sentence_and_exit_code_1() {
             "port virtio-user:s,size=100: ring size 100 is not a power of two; use 64 or 128".into(),
         ),
         (
-            "virtio-user:s,packed".into(),
-            "address virtio-user:s,packed: this version drives split rings only; leave packed out".into(),
-        ),
-        (
             "vhost-user:s".into(),
             "address vhost-user:s: a vhost-user port is served by twinring-backend; drive virtio-user:PATH here".into(),
         ),

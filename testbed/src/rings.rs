@@ -22,9 +22,10 @@ use pmd::port::{QueueStats, RxBurst, Stats, TxBurst};
 use pmd::shared::SharedBytes;
 use pmd::virtio::Doorbell;
 use pmd::virtio::paths::{RX_PATHS, RxParts, TX_PATHS, TxParts};
+use pmd::virtio::receive::RxParams;
+use pmd::virtio::ring::Layout;
 use pmd::virtio::spec::{feature, header_len};
-use pmd::virtio::split::{Layout, RxParams};
-use pmd::virtio::split_tx::TxParams;
+use pmd::virtio::transmit::TxParams;
 pub use raw::{Link, RawRing};
 use rustix::event::{EventfdFlags, eventfd};
 pub use traffic::{Traffic, bytes_of, packet};
@@ -213,7 +214,7 @@ impl Guest {
         let ring_bytes = usize::from(setup.size) * 160 + PAGE;
         let arena = Arena::new(ring_bytes + setup.guest.arena_bytes() + setup.scratch + PAGE, &Pages::Plain)?;
         // First, so that it lies in the first region.
-        let layout = Layout::new(&arena, setup.size)?;
+        let layout = Layout::split(&arena, setup.size)?;
         let pool = MbufPool::new(&setup.guest, &arena)?;
         let memory = GuestMemory::new(&regions(&arena, ring_bytes.next_multiple_of(PAGE), setup.regions)?)?;
         Ok(Self { setup: setup.clone(), arena, layout, memory, pool })

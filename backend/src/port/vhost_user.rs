@@ -23,6 +23,7 @@ const FEATURES: u64 = feature::VERSION_1
     | feature::ANY_LAYOUT
     | feature::MRG_RXBUF
     | feature::IN_ORDER
+    | feature::RING_PACKED
     | feature::INDIRECT_DESC
     | feature::MQ
     | feature::MAC;

@@ -2,7 +2,7 @@
 
 use pmd::port::Fault;
 use pmd::shared::SharedBytes;
-use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, DescMeta};
+use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 use super::{Buffer, DeviceRing, Head};
 
@@ -31,7 +31,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
     pub fn new(ring: &'a R, head: &Head, writable: bool) -> Self {
         Self {
             ring,
-            next: Some(head.buffer.ok_or(Fault::BadId)),
+            next: Some(head.buffer),
             table: None,
             rest: (0, 0),
             writable: if writable { DESC_F_WRITE } else { 0 },
@@ -45,27 +45,27 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
     fn advance(&mut self) -> Result<bool, Fault> {
         let Some(buffer) = self.next.take() else { return Ok(false) };
         let mut buffer = buffer?;
-        if buffer.meta.flags & DESC_F_INDIRECT != 0 {
+        if buffer.flags & DESC_F_INDIRECT != 0 {
             buffer = self.enter(buffer)?;
         }
         self.ttl = self.ttl.checked_sub(1).ok_or(Fault::BadChain)?;
-        if buffer.meta.flags & DESC_F_WRITE != self.writable {
+        if buffer.flags & DESC_F_WRITE != self.writable {
             return Err(Fault::BadFlags);
         }
-        if buffer.meta.flags & DESC_F_NEXT != 0 {
-            let next = buffer.meta.next;
+        if buffer.flags & DESC_F_NEXT != 0 {
+            let next = buffer.next;
             self.next = Some(match self.table {
                 Some((table, entries)) => self.entry(table, entries, next),
                 None => self.ring.table(next).ok_or(Fault::BadChain),
             });
         }
-        self.rest = (buffer.addr, buffer.meta.len);
+        self.rest = (buffer.addr, buffer.len);
         Ok(true)
     }
 
     /// Goes into an indirect table (2.7.5.3): the last descriptor of a chain may name one, which has no other in it.
     fn enter(&mut self, buffer: Buffer) -> Result<Buffer, Fault> {
-        let DescMeta { len, flags, .. } = buffer.meta;
+        let Buffer { len, flags, .. } = buffer;
         let entry = size_of::<Desc>() as u32;
         let entries = u16::try_from(len / entry).unwrap_or(u16::MAX);
         let plain = flags & DESC_F_NEXT == 0 && self.table.is_none();
@@ -74,7 +74,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
         }
         self.table = Some((buffer.addr, entries));
         let first = self.entry(buffer.addr, entries, 0)?;
-        if first.meta.flags & DESC_F_INDIRECT != 0 { Err(Fault::BadIndirect) } else { Ok(first) }
+        if first.flags & DESC_F_INDIRECT != 0 { Err(Fault::BadIndirect) } else { Ok(first) }
     }
 
     /// An entry of an indirect table, which may lie across regions.
@@ -93,7 +93,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
             addr = addr.wrapping_add(n as u64);
         }
         let words = u128::from_le_bytes(bytes);
-        Ok(Buffer { addr: words as u64, meta: DescMeta::unpack((words >> 64) as u64) })
+        Ok(R::entry(words as u64, (words >> 64) as u64, index, entries))
     }
 
     fn step(&mut self) -> Result<Option<SharedBytes<'a>>, Fault> {

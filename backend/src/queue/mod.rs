@@ -1,6 +1,7 @@
 //! Device ends of virtqueues: `QueueConfig -> activate() -> running queue`.
 pub mod chain;
 pub mod config;
+pub mod packed;
 pub mod paths;
 pub mod split;
 
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use pmd::port::Fault;
 use pmd::shared::SharedBytes;
-use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DescMeta};
+use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 
 use crate::memory::GuestMemory;
 
@@ -17,17 +18,23 @@ use crate::memory::GuestMemory;
 pub struct Buffer {
     /// Guest-physical address.
     pub addr: u64,
-    /// Length, flags, next.
-    pub meta: DescMeta,
+    /// Length in bytes.
+    pub len: u32,
+    /// `DESC_F_*`.
+    pub flags: u16,
+    /// Where the chain goes on, if it does: the descriptor's number in its table.
+    pub next: u16,
 }
 
 /// The beginning of a chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// What the used ring will call it.
+    /// What the driver will know it by when it is used.
     pub id: u16,
-    /// Its first descriptor; none if the guest named one that does not exist.
-    pub buffer: Option<Buffer>,
+    /// Descriptors of the ring that it takes (split rings: of no interest, 1).
+    pub descs: u16,
+    /// Its first descriptor, or why there is none.
+    pub buffer: Result<Buffer, Fault>,
 }
 
 impl Head {
@@ -35,32 +42,39 @@ impl Head {
     /// included, is for [`chain::Pieces`].
     #[inline(always)]
     pub fn plain<'a>(&self, memory: &'a GuestMemory, writable: bool, hint: &mut usize) -> Option<SharedBytes<'a>> {
-        let Buffer { addr, meta } = self.buffer?;
-        let flags = if writable { DESC_F_WRITE } else { 0 };
-        if meta.flags & (DESC_F_NEXT | DESC_F_INDIRECT | DESC_F_WRITE) != flags {
+        let Buffer { addr, len, flags, .. } = self.buffer.ok()?;
+        let wanted = if writable { DESC_F_WRITE } else { 0 };
+        if flags & (DESC_F_NEXT | DESC_F_INDIRECT | DESC_F_WRITE) != wanted {
             return None;
         }
-        memory.translate(addr, meta.len, hint).filter(|bytes| bytes.len() == meta.len as usize)
+        memory.translate(addr, len, hint).filter(|bytes| bytes.len() == len as usize)
     }
 }
 
-/// A ring's device end. Dropped, it leaves its [`Position`](config::Position).
+/// A ring's device end.
 pub trait DeviceRing: Send {
-    /// Chains that the driver has made available and that have not been taken.
+    /// Where the ring stands, for [`rewind`](Self::rewind).
+    type Mark: Copy;
+
+    /// Chains that the driver has made available and that have not been taken, as far as they are of interest: rings that would
+    /// have to look for more stop at `max`.
     ///
     /// # Errors
     /// The fault, if the driver claims more than the ring can hold.
-    fn ready(&mut self) -> Result<u16, Fault>;
+    fn ready(&mut self, max: u16) -> Result<u16, Fault>;
 
     /// Takes the next chain. Called at most as often as `ready` said.
     fn pop(&mut self) -> Head;
 
-    /// Puts the last `count` chains back that were taken and not completed.
-    fn push_back(&mut self, count: u16);
+    /// Where the next chain will be taken.
+    fn mark(&self) -> Self::Mark;
 
-    /// Completes the chain `head`, into which `written` bytes were written, in the order in which chains were taken. Not known
-    /// to the driver before `flush`.
-    fn complete(&mut self, head: u16, written: u32);
+    /// Puts back what was taken since `mark`, none of which was completed.
+    fn rewind(&mut self, mark: Self::Mark);
+
+    /// Completes a chain, into which `written` bytes were written; in the order in which chains were taken. What the driver sees
+    /// of it before `flush` is up to the ring.
+    fn complete(&mut self, head: &Head, written: u32);
 
     /// Makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to tell.
     fn flush(&mut self) -> Option<bool>;
@@ -73,4 +87,7 @@ pub trait DeviceRing: Send {
 
     /// A descriptor of the ring's own table.
     fn table(&self, index: u16) -> Option<Buffer>;
+
+    /// The descriptor of an indirect table of `entries` whose bytes are `addr` and `meta`, and which is number `index` there.
+    fn entry(addr: u64, meta: u64, index: u16, entries: u16) -> Buffer;
 }

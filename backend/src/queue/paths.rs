@@ -9,6 +9,7 @@ use pmd::virtio::spec::feature::{IN_ORDER, MRG_RXBUF, RING_PACKED};
 use pmd::virtio::spec::header_len;
 
 use super::config::{Position, QueueConfig};
+use super::packed::PackedRing;
 use super::split::SplitRing;
 use crate::burst::{FromGuest, ToGuest};
 use crate::error::Error;
@@ -44,12 +45,16 @@ pub type MakeToGuest = fn(ToGuestParts) -> Result<Box<dyn TxBurst>, Error>;
 
 /// Paths that take frames from a guest.
 pub static FROM_GUEST_PATHS: &[Row<MakeFromGuest>] = &[
+    Row { name: "packed-in-order", with: RING_PACKED | IN_ORDER, without: 0, make: packed_from_guest::<true> },
+    Row { name: "packed", with: RING_PACKED, without: IN_ORDER, make: packed_from_guest::<false> },
     Row { name: "split-in-order", with: IN_ORDER, without: RING_PACKED, make: split_from_guest::<true> },
     Row { name: "split", with: 0, without: RING_PACKED | IN_ORDER, make: split_from_guest::<false> },
 ];
 
 /// Paths that bring frames to a guest.
 pub static TO_GUEST_PATHS: &[Row<MakeToGuest>] = &[
+    Row { name: "packed-mergeable", with: RING_PACKED | MRG_RXBUF, without: 0, make: packed_to_guest::<true> },
+    Row { name: "packed", with: RING_PACKED, without: MRG_RXBUF, make: packed_to_guest::<false> },
     Row { name: "split-mergeable", with: MRG_RXBUF, without: RING_PACKED, make: split_to_guest::<true> },
     Row { name: "split", with: 0, without: RING_PACKED | MRG_RXBUF, make: split_to_guest::<false> },
 ];
@@ -78,9 +83,22 @@ fn split_from_guest<const BATCHED: bool>(parts: FromGuestParts) -> Result<Box<dy
     Ok(Box::new(FromGuest::new(ring, parts.pool, header_len, parts.port, parts.stats)))
 }
 
+fn packed_from_guest<const BATCHED: bool>(parts: FromGuestParts) -> Result<Box<dyn RxBurst>, Error> {
+    let header_len = header_len(parts.config.features);
+    let ring = PackedRing::<BATCHED>::activate(parts.config, parts.position)?;
+    Ok(Box::new(FromGuest::new(ring, parts.pool, header_len, parts.port, parts.stats)))
+}
+
+// Towards the guest, one completion a chain: the driver needs to know how much of each buffer was filled.
+
 fn split_to_guest<const MERGEABLE: bool>(parts: ToGuestParts) -> Result<Box<dyn TxBurst>, Error> {
     let header_len = header_len(parts.config.features);
-    // One element a chain: the driver needs to know how much of each buffer was filled.
     let ring = SplitRing::<false>::activate(parts.config, parts.position)?;
+    Ok(Box::new(ToGuest::<_, MERGEABLE>::new(ring, header_len, parts.stats)))
+}
+
+fn packed_to_guest<const MERGEABLE: bool>(parts: ToGuestParts) -> Result<Box<dyn TxBurst>, Error> {
+    let header_len = header_len(parts.config.features);
+    let ring = PackedRing::<false>::activate(parts.config, parts.position)?;
     Ok(Box::new(ToGuest::<_, MERGEABLE>::new(ring, header_len, parts.stats)))
 }

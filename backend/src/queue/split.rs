@@ -66,8 +66,10 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
 }
 
 impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
+    type Mark = u16;
+
     #[inline(always)]
-    fn ready(&mut self) -> Result<u16, Fault> {
+    fn ready(&mut self, _max: u16) -> Result<u16, Fault> {
         // Acquire pairs with the driver's release of the index (2.7.13.3): entries and descriptors are written up to it.
         let idx = self.avail[avail::IDX].load(Ordering::Acquire);
         let ready = idx.wrapping_sub(self.avail_idx);
@@ -79,21 +81,26 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
         let slot = usize::from(self.avail_idx & self.mask);
         self.avail_idx = self.avail_idx.wrapping_add(1);
         let id = self.avail[avail::RING + slot].load(Ordering::Relaxed);
-        Head { id, buffer: self.desc.get(usize::from(id)).map(buffer) }
+        Head { id, descs: 1, buffer: self.table(id).ok_or(Fault::BadId) }
     }
 
     #[inline(always)]
-    fn push_back(&mut self, count: u16) {
-        self.avail_idx = self.avail_idx.wrapping_sub(count);
+    fn mark(&self) -> u16 {
+        self.avail_idx
     }
 
     #[inline(always)]
-    fn complete(&mut self, head: u16, written: u32) {
+    fn rewind(&mut self, mark: u16) {
+        self.avail_idx = mark;
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, head: &Head, written: u32) {
         if BATCHED {
-            self.last_head = head;
+            self.last_head = head.id;
         } else {
             let elem = &self.used[usize::from(self.used_idx & self.mask)];
-            elem.id.store(head.into(), Ordering::Relaxed);
+            elem.id.store(head.id.into(), Ordering::Relaxed);
             elem.len.store(written, Ordering::Relaxed);
         }
         self.used_idx = self.used_idx.wrapping_add(1);
@@ -130,7 +137,15 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
 
     #[inline(always)]
     fn table(&self, index: u16) -> Option<Buffer> {
-        self.desc.get(usize::from(index)).map(buffer)
+        let desc = self.desc.get(usize::from(index))?;
+        // Relaxed: ordered by the Acquire in `ready`. Each word is read once.
+        Some(Self::entry(desc.addr.load(Ordering::Relaxed), desc.meta.load(Ordering::Relaxed), index, 0))
+    }
+
+    #[inline(always)]
+    fn entry(addr: u64, meta: u64, _index: u16, _entries: u16) -> Buffer {
+        let DescMeta { len, flags, next } = DescMeta::unpack(meta);
+        Buffer { addr, len, flags, next }
     }
 }
 
@@ -139,10 +154,4 @@ impl<const BATCHED: bool> Drop for SplitRing<BATCHED> {
         // What was taken has been completed by the end of each burst, so this is the next avail index as well.
         self.position.leave(self.used_idx.into());
     }
-}
-
-#[inline(always)]
-fn buffer(desc: &Desc) -> Buffer {
-    // Relaxed: ordered by the Acquire in `ready`. Each word is read once.
-    Buffer { addr: desc.addr.load(Ordering::Relaxed), meta: DescMeta::unpack(desc.meta.load(Ordering::Relaxed)) }
 }

@@ -23,10 +23,6 @@ pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn 
         "address {address}: a {} port is served by twinring-backend; drive virtio-user:PATH here",
         address.scheme()
     );
-    anyhow::ensure!(
-        !address.flag("packed"),
-        "address {address}: this version drives split rings only; leave packed out"
-    );
     let port = next_port_number();
     let config = VirtioConfig {
         address: address.to_string(),
@@ -35,6 +31,7 @@ pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn 
         queue_pairs: address.queues(),
         ring_size: address.size(),
         in_order: address.flag("in_order"),
+        packed: address.flag("packed"),
         mergeable: address.flag("mrg"),
         port,
         mac: mac(port),

@@ -1,13 +1,12 @@
 //! virtio-net: the device as a [`Port`](crate::port::Port), its rings, and the transport.
+pub mod packed;
 pub mod paths;
 pub mod port;
+pub mod receive;
+pub mod ring;
 pub mod spec;
 pub mod split;
-pub mod split_tx;
+pub mod transmit;
 pub mod user;
 
-/// Wakes a device that does not poll.
-pub trait Doorbell: Send {
-    /// Tells it that the ring has something new.
-    fn ring(&self);
-}
+pub use ring::Doorbell;

@@ -8,9 +8,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::Doorbell;
 use super::paths::{RX_PATHS, RxParts, TX_PATHS, TxParts};
+use super::receive::RxParams;
+use super::ring::Layout;
 use super::spec::{RING_SIZE_MAX, feature, header_len, status};
-use super::split::{Layout, RxParams};
-use super::split_tx::TxParams;
+use super::transmit::TxParams;
 use super::user::{Mode, RingAddresses, UserConfig, UserTransport};
 use crate::mbuf::HEADROOM;
 use crate::mem::Arena;
@@ -30,10 +31,12 @@ pub struct VirtioConfig {
     pub mode: Mode,
     /// Queue pairs that can be used at most.
     pub queue_pairs: u16,
-    /// Descriptors of each ring: a power of two.
+    /// Descriptors of each ring; split rings: a power of two.
     pub ring_size: u16,
     /// Ask for buffers to be used in order.
     pub in_order: bool,
+    /// Ask for packed rings.
+    pub packed: bool,
     /// Ask for frames that may fill several buffers.
     pub mergeable: bool,
     /// The number that received mbufs carry.
@@ -76,6 +79,9 @@ impl Doorbell for Kick {
     }
 }
 
+/// Where a fresh packed ring begins: both indices 0, both wrap counters 1 (vhost-user, "Vring state description").
+const PACKED_BASE: u32 = 0x8000_8000;
+
 /// The vring of a receive queue (virtio 1.3, 5.1.2).
 const fn rx_vring(queue: u16) -> u16 {
     2 * queue
@@ -98,14 +104,18 @@ impl VirtioPort {
             let (value, max) = (config.ring_size.into(), RING_SIZE_MAX.into());
             return Err(PortError::Range { port: port.clone(), what: "ring size", value, min: 2, max });
         }
-        if !config.ring_size.is_power_of_two() {
+        if !config.packed && !config.ring_size.is_power_of_two() {
             return Err(PortError::PowerOfTwo {
                 port: port.clone(),
                 what: "ring size",
                 value: config.ring_size.into(),
             });
         }
-        let wants = [(config.in_order, feature::IN_ORDER), (config.mergeable, feature::MRG_RXBUF)];
+        let wants = [
+            (config.packed, feature::RING_PACKED, "packed"),
+            (config.in_order, feature::IN_ORDER, "in_order"),
+            (config.mergeable, feature::MRG_RXBUF, "mrg"),
+        ];
         let asked = wants.iter().filter(|want| want.0).map(|want| want.1).sum::<u64>();
         let user = UserConfig {
             path: config.path.clone(),
@@ -118,8 +128,7 @@ impl VirtioPort {
         let mut transport = UserTransport::connect(&user).map_err(failed)?;
         let missing = asked & !transport.features();
         if missing != 0 {
-            let names = [(feature::IN_ORDER, "in_order"), (feature::MRG_RXBUF, "mrg")];
-            let names: Vec<_> = names.iter().filter(|name| missing & name.0 != 0).map(|name| name.1).collect();
+            let names: Vec<_> = wants.iter().filter(|want| missing & want.1 != 0).map(|want| want.2).collect();
             return Err(PortError::Missing { port: port.clone(), features: names.join(", ") });
         }
         transport.share(arenas).map_err(failed)?;
@@ -167,9 +176,11 @@ impl VirtioPort {
     /// Makes a ring and hands it to the device, still empty.
     fn ring(&mut self, vring: u16) -> Result<Layout, PortError> {
         let memory = |source| PortError::Memory { port: self.config.address.clone(), source };
-        let layout = Layout::new(&self.arenas[0], self.config.ring_size).map_err(memory)?;
+        let packed = self.features() & feature::RING_PACKED != 0;
+        let make = if packed { Layout::packed } else { Layout::split };
+        let layout = make(&self.arenas[0], self.config.ring_size).map_err(memory)?;
         let Layout { size, desc, avail, used, .. } = layout;
-        let addresses = RingAddresses { size, base: 0, desc, avail, used };
+        let addresses = RingAddresses { size, base: if packed { PACKED_BASE } else { 0 }, desc, avail, used };
         self.transport.queue_setup(vring, &addresses).map_err(|e| self.failed(e))?;
         self.transport.queue_enable(vring, true).map_err(|e| self.failed(e))?;
         Ok(layout)

@@ -116,6 +116,98 @@ impl DescMeta {
     }
 }
 
+/// Packed-ring descriptor flag: with [`PACKED_DESC_F_USED`] says whose the descriptor is (2.8.1).
+pub const PACKED_DESC_F_AVAIL: u16 = 1 << 7;
+/// Packed-ring descriptor flag: see [`PACKED_DESC_F_AVAIL`].
+pub const PACKED_DESC_F_USED: u16 = 1 << 15;
+/// Packed-ring event flags: notify always (2.8.10).
+pub const PACKED_EVENT_F_ENABLE: u16 = 0;
+/// Packed-ring event flags: notify never.
+pub const PACKED_EVENT_F_DISABLE: u16 = 1;
+
+/// The second half of a packed ring's [`Desc`] (2.8.5): as [`DescMeta`], with a buffer id and the flags last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedMeta {
+    /// The buffer's length in bytes; once used, how many were written.
+    pub len: u32,
+    /// The buffer's id.
+    pub id: u16,
+    /// `DESC_F_*` and `PACKED_DESC_F_*`.
+    pub flags: u16,
+}
+
+impl PackedMeta {
+    /// As it lies in memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        self.len as u64 | (self.id as u64) << 32 | (self.flags as u64) << 48
+    }
+
+    /// From memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn unpack(word: u64) -> Self {
+        Self { len: word as u32, id: (word >> 32) as u16, flags: (word >> 48) as u16 }
+    }
+
+    /// Whether the driver has made it available, in the round of `wrap` (2.8.1).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_avail(self, wrap: bool) -> bool {
+        self.flags & (PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED)
+            == if wrap { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
+    }
+
+    /// Whether the device has used it, in the round of `wrap` (2.8.1).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_used(self, wrap: bool) -> bool {
+        let both = PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED;
+        self.flags & both == if wrap { both } else { 0 }
+    }
+}
+
+/// A place in a packed ring: a descriptor, and in which round (2.8.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedPos {
+    /// The descriptor.
+    pub slot: u16,
+    /// The wrap counter.
+    pub wrap: bool,
+}
+
+impl PackedPos {
+    /// Where a fresh ring begins.
+    pub const START: Self = Self { slot: 0, wrap: true };
+
+    /// `count` (at most `size`) descriptors further on a ring of `size`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn advance(self, count: u16, size: u16) -> Self {
+        let slot = self.slot as u32 + count as u32;
+        if slot >= size as u32 {
+            Self { slot: (slot - size as u32) as u16, wrap: !self.wrap }
+        } else {
+            Self { slot: slot as u16, wrap: self.wrap }
+        }
+    }
+
+    /// The flags that make a descriptor here available.
+    #[inline(always)]
+    #[must_use]
+    pub const fn avail_flags(self) -> u16 {
+        if self.wrap { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
+    }
+
+    /// The flags that make a descriptor here used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn used_flags(self) -> u16 {
+        if self.wrap { PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED } else { 0 }
+    }
+}
+
 /// One element of the used ring (2.7.8).
 #[repr(C)]
 #[derive(Debug, Default)]

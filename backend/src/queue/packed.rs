@@ -1,0 +1,230 @@
+//! Packed rings, device end (virtio 1.3, 2.8).
+//!
+//! Descriptors are claims: each is read once, into a private copy, and checked before it is used.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use pmd::port::Fault;
+use pmd::shared::View;
+use pmd::virtio::spec::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, PACKED_EVENT_F_DISABLE, PackedMeta, PackedPos,
+};
+
+use super::config::{Area, Notifier, Position, QueueConfig};
+use super::{Buffer, DeviceRing, Head};
+use crate::error::Error;
+use crate::memory::GuestMemory;
+
+/// The flags of an event suppression structure, in units of 16 bits (2.8.10).
+const EVENT_FLAGS: usize = 1;
+/// The wrap counter in a half of the vring base (vhost-user, "Vring state description").
+const BASE_WRAP: u32 = 1 << 15;
+
+/// A running packed ring.
+///
+/// With `BATCHED` one used descriptor completes all chains since the last flush: what `IN_ORDER` allows (2.8.9) where the driver
+/// does not need each chain's length, which is so for chains that the device only reads.
+pub struct PackedRing<const BATCHED: bool> {
+    desc: View<Desc>,
+    driver_event: View<AtomicU16>,
+    _device_event: View<AtomicU16>,
+    memory: Arc<GuestMemory>,
+    size: u16,
+    /// Where the next chain is taken.
+    avail: PackedPos,
+    /// Where the next chain is completed.
+    used: PackedPos,
+    /// Where the completions begin that have not been made known.
+    flushed: PackedPos,
+    /// The last completed chain.
+    last_id: u16,
+    call: Option<Arc<Notifier>>,
+    position: Position,
+}
+
+/// A place in the ring from one half of a vring base.
+fn place(half: u32, size: u16) -> PackedPos {
+    // A slot that does not exist is the peer's error; the ring then begins at 0.
+    let slot = (half & (BASE_WRAP - 1)) as u16;
+    PackedPos { slot: if slot < size { slot } else { 0 }, wrap: half & BASE_WRAP != 0 }
+}
+
+/// One half of a vring base.
+fn half(pos: PackedPos) -> u32 {
+    u32::from(pos.slot) | if pos.wrap { BASE_WRAP } else { 0 }
+}
+
+impl<const BATCHED: bool> PackedRing<BATCHED> {
+    /// Starts to run the ring that `config` describes, at its position. Where it stops it leaves in `position`.
+    ///
+    /// # Errors
+    /// [`Error`] if its size or its areas are impossible.
+    pub fn activate(config: QueueConfig, position: Position) -> Result<Self, Error> {
+        config.check_size()?;
+        let avail = place(config.position, config.size);
+        // DPDK supplies the low half only. As a state of its own, 0 in the high half with the wrap counter set in the low one
+        // would be a ring that is in flight as a whole.
+        let used = config.position >> 16;
+        let used = if used == 0 && avail.wrap { avail } else { place(used, config.size) };
+        let device_event = config.view::<AtomicU16>(Area::Device, 0, 2)?;
+        // A polling device wants no kicks (2.8.10).
+        device_event[EVENT_FLAGS].store(PACKED_EVENT_F_DISABLE, Ordering::Relaxed);
+        Ok(Self {
+            desc: config.view(Area::Desc, 0, config.size.into())?,
+            driver_event: config.view(Area::Driver, 0, 2)?,
+            _device_event: device_event,
+            size: config.size,
+            avail,
+            used,
+            flushed: used,
+            last_id: 0,
+            memory: config.memory,
+            call: config.call,
+            position,
+        })
+    }
+
+    #[inline(always)]
+    fn load(&self, slot: u16, order: Ordering) -> PackedMeta {
+        PackedMeta::unpack(self.desc[usize::from(slot)].meta.load(order))
+    }
+
+    /// The id of the chain whose first descriptor at `slot` has a next one, and how many descriptors it has (2.8.6): the id is
+    /// in the last. A chain longer than the ring is as long as the ring.
+    #[cold]
+    fn measure(&self, slot: u16) -> (u16, u16) {
+        let mut pos = PackedPos { slot, wrap: true };
+        for descs in 1..=self.size {
+            let meta = self.load(pos.slot, Ordering::Relaxed);
+            if meta.flags & DESC_F_NEXT == 0 {
+                return (meta.id, descs);
+            }
+            pos = pos.advance(1, self.size);
+        }
+        (0, self.size)
+    }
+
+    /// Writes a used descriptor. Release: buffers, and the descriptor's own id and length, are visible with its flags (2.8.6).
+    #[inline(always)]
+    fn write_used(&self, pos: PackedPos, id: u16, written: u32) {
+        let flags = pos.used_flags() | if written > 0 { DESC_F_WRITE } else { 0 };
+        let meta = PackedMeta { len: written, id, flags }.pack();
+        self.desc[usize::from(pos.slot)].meta.store(meta, Ordering::Release);
+    }
+}
+
+impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
+    type Mark = PackedPos;
+
+    #[inline(always)]
+    fn ready(&mut self, max: u16) -> Result<u16, Fault> {
+        let mut pos = self.avail;
+        let (mut ready, mut seen) = (0, 0);
+        while ready < max && seen < self.size {
+            // Acquire pairs with the driver's release of a head's flags (2.8.21.1): its whole chain is written.
+            let meta = self.load(pos.slot, Ordering::Acquire);
+            if !meta.is_avail(pos.wrap) {
+                break;
+            }
+            let descs = if meta.flags & DESC_F_NEXT == 0 { 1 } else { self.measure(pos.slot).1 };
+            seen += descs.min(self.size - seen);
+            pos = pos.advance(descs, self.size);
+            ready += 1;
+        }
+        Ok(ready)
+    }
+
+    #[inline(always)]
+    fn pop(&mut self) -> Head {
+        let slot = self.avail.slot;
+        let desc = &self.desc[usize::from(slot)];
+        // Relaxed: ordered by the Acquire in `ready`.
+        let (addr, word) = (desc.addr.load(Ordering::Relaxed), desc.meta.load(Ordering::Relaxed));
+        let meta = PackedMeta::unpack(word);
+        let (id, descs) = if meta.flags & DESC_F_NEXT == 0 { (meta.id, 1) } else { self.measure(slot) };
+        self.avail = self.avail.advance(descs, self.size);
+        Head { id, descs, buffer: Ok(self.buffer(addr, meta, slot)) }
+    }
+
+    #[inline(always)]
+    fn mark(&self) -> PackedPos {
+        self.avail
+    }
+
+    #[inline(always)]
+    fn rewind(&mut self, mark: PackedPos) {
+        self.avail = mark;
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, head: &Head, written: u32) {
+        if BATCHED {
+            self.last_id = head.id;
+        } else {
+            self.write_used(self.used, head.id, written);
+        }
+        self.used = self.used.advance(head.descs, self.size);
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) -> Option<bool> {
+        if self.used == self.flushed {
+            return None;
+        }
+        if BATCHED {
+            self.write_used(self.flushed, self.last_id, 0);
+        }
+        self.flushed = self.used;
+        // Full fence between the used flags and our look at the driver's event flags (2.8.22.1); the driver has one between
+        // asking for calls and its last look at the ring.
+        fence(Ordering::SeqCst);
+        let wanted = self.driver_event[EVENT_FLAGS].load(Ordering::Relaxed) & 0b11 != PACKED_EVENT_F_DISABLE;
+        if wanted && let Some(call) = &self.call {
+            call.signal();
+        }
+        Some(wanted)
+    }
+
+    #[inline(always)]
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline(always)]
+    fn table(&self, index: u16) -> Option<Buffer> {
+        let desc = self.desc.get(usize::from(index))?;
+        let (addr, word) = (desc.addr.load(Ordering::Relaxed), desc.meta.load(Ordering::Relaxed));
+        Some(self.buffer(addr, PackedMeta::unpack(word), index))
+    }
+
+    /// Entries of a table follow each other to its end; of the flags only `WRITE` counts (2.8.7).
+    #[inline(always)]
+    fn entry(addr: u64, meta: u64, index: u16, entries: u16) -> Buffer {
+        let PackedMeta { len, flags, .. } = PackedMeta::unpack(meta);
+        let next = index + 1;
+        let more = if next < entries { DESC_F_NEXT } else { 0 };
+        Buffer { addr, len, flags: flags & (DESC_F_WRITE | DESC_F_INDIRECT) | more, next }
+    }
+}
+
+impl<const BATCHED: bool> PackedRing<BATCHED> {
+    /// A descriptor of the ring: its chain goes on in the next slot.
+    #[inline(always)]
+    fn buffer(&self, addr: u64, meta: PackedMeta, slot: u16) -> Buffer {
+        let next = PackedPos { slot, wrap: true }.advance(1, self.size).slot;
+        Buffer { addr, len: meta.len, flags: meta.flags, next }
+    }
+}
+
+impl<const BATCHED: bool> Drop for PackedRing<BATCHED> {
+    fn drop(&mut self) {
+        // All 32 bits. What was taken has been completed by the end of each burst, so both halves are the same.
+        self.position.leave(half(self.used) | half(self.used) << 16);
+    }
+}

@@ -1,0 +1,120 @@
+//! Receiving over a virtqueue: one descriptor a buffer, headers in the headroom (virtio 1.3, 5.1.6.3 and 5.1.6.4).
+
+use super::ring::DriverRing;
+use super::spec::{DESC_F_WRITE, FRAME_LEN_MIN};
+use crate::mbuf::{HEADROOM, Mbuf};
+use crate::port::Fault;
+use crate::rx::{RxRing, Taken};
+
+/// What a receive ring needs to know beyond its layout.
+#[derive(Clone, Copy, Debug)]
+pub struct RxParams {
+    /// Descriptors in use, at most the ring's size.
+    pub limit: u16,
+    /// Bytes of the virtio header.
+    pub header_len: u16,
+    /// Bytes of a data room, headroom included.
+    pub room: u16,
+    /// The port number that received mbufs carry.
+    pub port: u16,
+}
+
+/// A receive ring; `MERGEABLE` if a frame may fill several buffers.
+pub struct VirtioRx<R, const MERGEABLE: bool> {
+    ring: R,
+    /// The buffer behind each id.
+    mbufs: Box<[Option<Mbuf>]>,
+    /// Free descriptors.
+    room: u16,
+    header_len: u16,
+    /// Bytes of each buffer, header included.
+    buffer_len: u32,
+    port: u16,
+}
+
+impl<R: DriverRing, const MERGEABLE: bool> VirtioRx<R, MERGEABLE> {
+    /// Receives into `ring`, which is empty.
+    pub fn new(ring: R, params: RxParams) -> Self {
+        Self {
+            mbufs: (0..ring.size()).map(|_| None).collect(),
+            room: params.limit.min(ring.size()),
+            ring,
+            header_len: params.header_len,
+            buffer_len: u32::from(params.room - HEADROOM + params.header_len),
+            port: params.port,
+        }
+    }
+}
+
+impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
+    const SCATTER: bool = MERGEABLE;
+    type Claim = u32;
+
+    #[inline(always)]
+    fn ready(&mut self, max: u16) -> Result<u16, Fault> {
+        self.ring.ready(max, |_| 1)
+    }
+
+    #[inline(always)]
+    fn take(&mut self) -> Taken<u32> {
+        let (id, len) = self.ring.pop(self.buffer_len, |_| 1);
+        let Some(mbuf) = self.mbufs.get_mut(id as usize).and_then(Option::take) else { return Err(Fault::BadId) };
+        self.ring.reclaim(id as u16, id as u16, 1);
+        self.room += 1;
+        Ok((mbuf, len))
+    }
+
+    #[inline(always)]
+    fn open(&self, mbuf: &mut Mbuf, claim: u32) -> Result<u16, Fault> {
+        if claim > self.buffer_len {
+            return Err(Fault::BadLength);
+        }
+        let Some(len) = claim.checked_sub(self.header_len.into()) else { return Err(Fault::Short) };
+        if !MERGEABLE && len < FRAME_LEN_MIN as u32 {
+            return Err(Fault::Short);
+        }
+        mbuf.receive(HEADROOM, self.port, len as u16);
+        if !MERGEABLE {
+            return Ok(0);
+        }
+        // The device's word, read once. 0 is taken for 1, as DPDK does.
+        let buffers = mbuf.room(-2, 2).get().map_or(0, u16::from_le_bytes).max(1);
+        if buffers > self.ring.size() {
+            return Err(Fault::BadSegments);
+        }
+        if buffers == 1 && len < FRAME_LEN_MIN as u32 {
+            return Err(Fault::Short);
+        }
+        Ok(buffers - 1)
+    }
+
+    #[inline(always)]
+    fn extend(&self, mbuf: &mut Mbuf, claim: u32, left: u16) -> Result<u16, Fault> {
+        if claim > self.buffer_len {
+            return Err(Fault::BadLength);
+        }
+        // Only a frame's first buffer has a header.
+        mbuf.receive(HEADROOM - self.header_len, self.port, claim as u16);
+        Ok(left - 1)
+    }
+
+    #[inline(always)]
+    fn room(&self) -> u16 {
+        self.room
+    }
+
+    #[inline(always)]
+    fn stage(&mut self, mbuf: Mbuf) {
+        let id = self.ring.next_id();
+        // The header goes right before the data, so data begins where everybody expects it.
+        self.ring.desc(mbuf.buf_iova(HEADROOM - self.header_len), self.buffer_len, DESC_F_WRITE);
+        self.mbufs[usize::from(id)] = Some(mbuf);
+        self.ring.push(id);
+        self.room -= 1;
+    }
+
+    #[inline(always)]
+    fn publish(&mut self) -> bool {
+        self.ring.publish()
+    }
+}

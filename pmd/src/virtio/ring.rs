@@ -1,0 +1,101 @@
+//! What split and packed rings have in common for a driver: their memory, and the steps of which receiving and transmitting are
+//! made.
+
+use std::sync::Arc;
+
+use super::spec::{Desc, avail, used};
+use crate::mem::{Arena, MemError, Span};
+use crate::port::Fault;
+
+/// Wakes a device that does not poll.
+pub trait Doorbell: Send {
+    /// Tells it that the ring has something new.
+    fn ring(&self);
+}
+
+/// A ring's three areas, and where the device finds them.
+#[derive(Debug)]
+pub struct Layout {
+    /// Number of descriptors.
+    pub size: u16,
+    /// IOVA of the descriptor area.
+    pub desc: u64,
+    /// IOVA of the driver area: avail ring, or driver event suppression.
+    pub avail: u64,
+    /// IOVA of the device area: used ring, or device event suppression.
+    pub used: u64,
+    pub(super) span: Arc<Span>,
+    pub(super) offsets: [usize; 3],
+}
+
+impl Layout {
+    /// Room in `arena` for a split ring of `size` descriptors, a power of two (2.7).
+    ///
+    /// # Errors
+    /// [`MemError::Full`].
+    pub fn split(arena: &Arc<Arena>, size: u16) -> Result<Self, MemError> {
+        Self::new(arena, size, 2 * avail::words(size), used::bytes(size))
+    }
+
+    /// Room in `arena` for a packed ring of `size` descriptors (2.8).
+    ///
+    /// # Errors
+    /// [`MemError::Full`].
+    pub fn packed(arena: &Arc<Arena>, size: u16) -> Result<Self, MemError> {
+        Self::new(arena, size, 4, 4)
+    }
+
+    /// Each area begins on a cache line of its own; 2.7 and 2.8 ask for 16, 2 (packed: 4) and 4 bytes.
+    fn new(arena: &Arc<Arena>, size: u16, avail: usize, used: usize) -> Result<Self, MemError> {
+        let avail_at = (size_of::<Desc>() * usize::from(size)).next_multiple_of(64);
+        let used_at = avail_at + avail.next_multiple_of(64);
+        let span = Arc::new(arena.alloc(used_at + used, 64)?);
+        Ok(Self {
+            size,
+            desc: span.iova(0),
+            avail: span.iova(avail_at),
+            used: span.iova(used_at),
+            offsets: [0, avail_at, used_at],
+            span,
+        })
+    }
+}
+
+/// A ring, driver end. Chains are written one at a time: `next_id`, `desc` for each descriptor, `push`.
+///
+/// Nothing that lies in shared memory is ever read back: positions, free descriptors and what the rings hold are kept in
+/// private copies. What the device writes is checked here (indexes) and by the owner (ids, lengths).
+pub trait DriverRing: Send {
+    /// Number of descriptors.
+    fn size(&self) -> u16;
+
+    /// Completions that have not been popped, as far as they are of interest: `max` or more are told as `max` or more.
+    /// `descs` is the number of descriptors of the chain with an id; 0 if there is none.
+    ///
+    /// # Errors
+    /// The fault, if the device claims more than it can have completed.
+    fn ready(&mut self, max: u16, descs: impl Fn(u16) -> u16) -> Result<u16, Fault>;
+
+    /// The next completion: the id and the number of bytes written that the device claims. `IN_ORDER` rings tell the id that
+    /// must be, and `full` bytes for chains that the device skipped.
+    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, u32);
+
+    /// The id that the chain which is written next will have.
+    fn next_id(&self) -> u16;
+
+    /// Writes the next descriptor of a chain: `flags` are `DESC_F_NEXT`, `DESC_F_WRITE` and `DESC_F_INDIRECT`. Returns its
+    /// number.
+    fn desc(&mut self, addr: u64, len: u32, flags: u16) -> u16;
+
+    /// Makes the chain with id `id`, which was just written, available.
+    fn push(&mut self, id: u16);
+
+    /// Takes the `count` descriptors of a popped chain back: its id was `id`, and `last` is what `desc` returned last.
+    fn reclaim(&mut self, id: u16, last: u16, count: u16);
+
+    /// Publishes what was pushed, and kicks if the device wants it; whether it did.
+    fn publish(&mut self) -> bool;
+
+    /// An entry of an indirect table, as it lies in memory: the second word of a descriptor.
+    fn table_meta(len: u32, flags: u16, index: u16) -> u64;
+}
