@@ -28,6 +28,7 @@ fn open(path: &str, number: u8, arena: &Arc<Arena>, pool: &MbufPool) -> Result<V
         mode: Mode::Client,
         queue_pairs: 1,
         ring_size: RING_SIZE,
+        packed: false,
         in_order: false,
         mergeable: false,
         port: number.into(),

@@ -54,6 +54,7 @@ fn forward(in_order: bool, mergeable: bool, queues: u16, frames: u64, longest: u
         mode: Mode::Client,
         queue_pairs: queues,
         ring_size: RING_SIZE,
+        packed: false,
         in_order,
         mergeable,
         port: 0,

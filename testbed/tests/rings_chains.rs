@@ -126,7 +126,7 @@ fn cuts() -> impl Strategy<Value = Vec<prop::sample::Index>> {
 proptest! {
     #[test]
     fn frames_are_taken_from_chains_of_any_shape(
-        features in prop::sample::select(Direction::FromGuest.feature_sets()),
+        features in prop::sample::select(Direction::FromGuest.split_sets()),
         regions in 1..12_usize,
         room in prop::sample::select(vec![64_u16, 200, 2048]),
         chains in prop::collection::vec((14..4000_usize, cuts(), 0..14_usize, 0..3000_usize, any::<bool>()), 1..40),
@@ -153,7 +153,7 @@ proptest! {
 
     #[test]
     fn frames_are_put_into_chains_of_any_shape(
-        features in prop::sample::select(Direction::ToGuest.feature_sets()),
+        features in prop::sample::select(Direction::ToGuest.split_sets()),
         regions in 1..12_usize,
         frames in prop::collection::vec((14..4000_usize, 1..2000_usize), 1..30),
         capacity in 12..6000_usize,
@@ -216,7 +216,7 @@ proptest! {
 
 #[test]
 fn a_stopped_ring_goes_on_where_it_was() {
-    for features in Direction::FromGuest.feature_sets() {
+    for features in Direction::FromGuest.split_sets() {
         let (mut driver, position) = (Driver::new(features, 1), Position::default());
         let pool = host_pool(2048);
         for i in 0..300_u16 {

@@ -8,7 +8,7 @@ use testbed::rings::{Direction, Pair, RawRing, Setup, Traffic};
 const BURST: usize = 32;
 
 fn pairs() -> impl Iterator<Item = Pair> {
-    let sets = |direction: Direction| direction.feature_sets().into_iter().map(move |f| (direction, f));
+    let sets = |direction: Direction| direction.split_sets().into_iter().map(move |f| (direction, f));
     let all = Direction::ALL.into_iter().flat_map(sets);
     all.map(|(direction, features)| {
         let pair = Pair::new(direction, &Setup::new(features)).unwrap();

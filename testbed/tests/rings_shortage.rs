@@ -10,7 +10,7 @@ use testbed::rings::{Direction, Guest, Pair, Setup, Traffic, packet};
 
 fn on_every_path(test: impl Fn(Direction, Setup)) {
     for direction in Direction::ALL {
-        for features in direction.feature_sets() {
+        for features in direction.split_sets() {
             test(direction, Setup::new(features));
         }
     }
@@ -68,7 +68,7 @@ fn an_empty_pool_is_counted_and_loses_nothing() {
 
 #[test]
 fn a_frame_of_many_mbufs_that_finds_too_few_is_dropped_and_counted() {
-    for features in Direction::FromGuest.feature_sets() {
+    for features in Direction::FromGuest.split_sets() {
         // A frame needs up to 9000 / 128 mbufs, and there are 64.
         let mut setup = Setup::new(features).rooms(9000, 128);
         (setup.host.count, setup.host.cache_size) = (64, 0);
@@ -85,7 +85,7 @@ fn a_frame_of_many_mbufs_that_finds_too_few_is_dropped_and_counted() {
 
 #[test]
 fn a_frame_longer_than_one_unmergeable_buffer_is_dropped_and_counted() {
-    for features in Direction::ToGuest.feature_sets().into_iter().filter(|f| f & feature::MRG_RXBUF == 0) {
+    for features in Direction::ToGuest.split_sets().into_iter().filter(|f| f & feature::MRG_RXBUF == 0) {
         let mut pair = Pair::new(Direction::ToGuest, &Setup::new(features).rooms(1000, 9000)).unwrap();
         let mut traffic = Traffic::new(&Stream::new(34, 1, 60..=2000), 9000, 32);
         assert!(traffic.run(&mut pair, 2000), "{pair}: stands still");
@@ -101,7 +101,7 @@ fn a_frame_longer_than_one_unmergeable_buffer_is_dropped_and_counted() {
 fn a_frame_longer_than_all_mergeable_buffers_together_is_dropped_and_counted() {
     // 16 buffers of 128 bytes of data, and 12 of header each.
     const FIT: usize = 16 * 140 - 12;
-    for features in Direction::ToGuest.feature_sets().into_iter().filter(|f| f & feature::MRG_RXBUF != 0) {
+    for features in Direction::ToGuest.split_sets().into_iter().filter(|f| f & feature::MRG_RXBUF != 0) {
         let mut pair = Pair::new(Direction::ToGuest, &Setup::new(features).ring(16, 16).rooms(128, 9000)).unwrap();
         for len in [FIT, FIT + 1, 9000, FIT] {
             let mut burst = Burst::new(1);
@@ -135,7 +135,7 @@ fn a_ring_may_be_stopped_in_any_state() {
 
 #[test]
 fn a_half_received_frame_goes_home_when_the_ring_is_stopped() {
-    for features in Direction::ToGuest.feature_sets().into_iter().filter(|f| f & feature::MRG_RXBUF != 0) {
+    for features in Direction::ToGuest.split_sets().into_iter().filter(|f| f & feature::MRG_RXBUF != 0) {
         let guest = Guest::new(&Setup::new(features)).unwrap();
         let (raw, mut rx) = (guest.raw().unwrap(), guest.driver_rx().unwrap());
         for i in 0..2 {

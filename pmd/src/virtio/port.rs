@@ -177,8 +177,7 @@ impl VirtioPort {
     fn ring(&mut self, vring: u16) -> Result<Layout, PortError> {
         let memory = |source| PortError::Memory { port: self.config.address.clone(), source };
         let packed = self.features() & feature::RING_PACKED != 0;
-        let make = if packed { Layout::packed } else { Layout::split };
-        let layout = make(&self.arenas[0], self.config.ring_size).map_err(memory)?;
+        let layout = Layout::new(&self.arenas[0], self.config.ring_size, self.features()).map_err(memory)?;
         let Layout { size, desc, avail, used, .. } = layout;
         let addresses = RingAddresses { size, base: if packed { PACKED_BASE } else { 0 }, desc, avail, used };
         self.transport.queue_setup(vring, &addresses).map_err(|e| self.failed(e))?;

@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
-use super::spec::{Desc, avail, used};
+use super::spec::{Desc, avail, feature, used};
 use crate::mem::{Arena, MemError, Span};
 use crate::port::Fault;
+
+/// Bytes of an event suppression structure (2.8.10).
+const EVENT_LEN: usize = 4;
 
 /// Wakes a device that does not poll.
 pub trait Doorbell: Send {
@@ -29,24 +32,16 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Room in `arena` for a split ring of `size` descriptors, a power of two (2.7).
+    /// Room in `arena` for a ring of `size` descriptors, of the format that `features` say: split rings (2.7) have a power of
+    /// two, packed ones (2.8) any number.
     ///
-    /// # Errors
-    /// [`MemError::Full`].
-    pub fn split(arena: &Arc<Arena>, size: u16) -> Result<Self, MemError> {
-        Self::new(arena, size, 2 * avail::words(size), used::bytes(size))
-    }
-
-    /// Room in `arena` for a packed ring of `size` descriptors (2.8).
-    ///
-    /// # Errors
-    /// [`MemError::Full`].
-    pub fn packed(arena: &Arc<Arena>, size: u16) -> Result<Self, MemError> {
-        Self::new(arena, size, 4, 4)
-    }
-
     /// Each area begins on a cache line of its own; 2.7 and 2.8 ask for 16, 2 (packed: 4) and 4 bytes.
-    fn new(arena: &Arc<Arena>, size: u16, avail: usize, used: usize) -> Result<Self, MemError> {
+    ///
+    /// # Errors
+    /// [`MemError::Full`].
+    pub fn new(arena: &Arc<Arena>, size: u16, features: u64) -> Result<Self, MemError> {
+        let packed = features & feature::RING_PACKED != 0;
+        let (avail, used) = if packed { (EVENT_LEN, EVENT_LEN) } else { (2 * avail::words(size), used::bytes(size)) };
         let avail_at = (size_of::<Desc>() * usize::from(size)).next_multiple_of(64);
         let used_at = avail_at + avail.next_multiple_of(64);
         let span = Arc::new(arena.alloc(used_at + used, 64)?);
