@@ -21,7 +21,7 @@ pub struct PackedRing<const IN_ORDER: bool> {
     next: Box<[u16]>,
     /// The first free id, and the last.
     free: (u16, u16),
-    free_count: u16,
+    free_count: u32,
     size: u16,
     /// Where the next descriptor is written.
     avail: PackedPos,
@@ -51,7 +51,7 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
             _driver_event: driver_event,
             next: (1..=size).collect(),
             free: (0, size - 1),
-            free_count: size,
+            free_count: size.into(),
             size,
             avail: PackedPos::START,
             used: PackedPos::START,

@@ -24,8 +24,9 @@ pub struct VirtioRx<R, const MERGEABLE: bool> {
     ring: R,
     /// The buffer behind each id.
     mbufs: Box<[Option<Mbuf>]>,
-    /// Free descriptors.
-    room: u16,
+    /// Free descriptors. Wide, like all counters that change per packet: beside a neighbour of 16 bits the compiler loads both
+    /// at once, and each load then waits for the store before it.
+    room: u32,
     header_len: u16,
     /// Bytes of each buffer, header included.
     buffer_len: u32,
@@ -37,7 +38,7 @@ impl<R: DriverRing, const MERGEABLE: bool> VirtioRx<R, MERGEABLE> {
     pub fn new(ring: R, params: RxParams) -> Self {
         Self {
             mbufs: (0..ring.size()).map(|_| None).collect(),
-            room: params.limit.min(ring.size()),
+            room: params.limit.min(ring.size()).into(),
             ring,
             header_len: params.header_len,
             buffer_len: u32::from(params.room - HEADROOM + params.header_len),
@@ -100,7 +101,7 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
 
     #[inline(always)]
     fn room(&self) -> u16 {
-        self.room
+        self.room as u16
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@ pub struct SplitRing<const IN_ORDER: bool> {
     next: Box<[u16]>,
     /// The first free descriptor, and the last.
     free: (u16, u16),
-    free_count: u16,
+    free_count: u32,
     mask: u16,
     /// Chains made available.
     avail_idx: u16,
@@ -48,7 +48,7 @@ impl<const IN_ORDER: bool> SplitRing<IN_ORDER> {
             entries: vec![0; size.into()].into(),
             next: (0..size).map(|i| i.wrapping_add(1) & mask).collect(),
             free: (0, mask),
-            free_count: size,
+            free_count: size.into(),
             mask,
             avail_idx: 0,
             used_idx: 0,
@@ -152,7 +152,7 @@ impl<const IN_ORDER: bool> DriverRing for SplitRing<IN_ORDER> {
             }
             self.free.1 = last;
         }
-        self.free_count += count;
+        self.free_count += u32::from(count);
     }
 
     #[inline(always)]

@@ -60,8 +60,8 @@ pub struct VirtioTx<R> {
     /// The packet behind each id, and its descriptors.
     mbufs: Box<[Option<Mbuf>]>,
     chains: Box<[Chain]>,
-    /// Free descriptors.
-    room: u16,
+    /// Free descriptors. Wide, like all counters that change per packet, see `VirtioRx`.
+    room: u32,
 }
 
 impl<R: DriverRing> VirtioTx<R> {
@@ -78,7 +78,7 @@ impl<R: DriverRing> VirtioTx<R> {
             side: Side::new(arena, size)?,
             mbufs: (0..size).map(|_| None).collect(),
             chains: vec![Chain::default(); size.into()].into(),
-            room: limit,
+            room: limit.into(),
         })
     }
 
@@ -116,7 +116,7 @@ impl<R: DriverRing> VirtioTx<R> {
         let mbuf = self.mbufs.get_mut(id as usize)?.take()?;
         let chain = std::mem::take(&mut self.chains[id as usize]);
         self.ring.reclaim(id as u16, chain.last, chain.len);
-        self.room += chain.len;
+        self.room += u32::from(chain.len);
         Some(mbuf)
     }
 }
@@ -138,7 +138,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
 
     #[inline(always)]
     fn room(&self) -> u16 {
-        self.room
+        self.room as u16
     }
 
     #[inline(always)]
@@ -166,7 +166,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
         } else {
             self.stage_parts(&mbuf, self.slots(&mbuf))
         };
-        self.room -= chain.len;
+        self.room -= u32::from(chain.len);
         self.chains[usize::from(id)] = chain;
         self.mbufs[usize::from(id)] = Some(mbuf);
         self.ring.push(id);
