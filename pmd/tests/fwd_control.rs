@@ -59,9 +59,11 @@ impl Steered {
 
 #[test]
 fn it_says_what_it_is_ready_on() {
-    let (steered, ready) = Steered::new();
+    let (steered, mut ready) = Steered::new();
+    assert!(ready["advice"].take().as_str().unwrap().contains("nr_hugepages"));
     let port = |name: &str| format!(r#"{{"address":"{name}","link":"up","rx_path":"memory","tx_path":"memory"}}"#);
-    let expected = format!(r#"{{"event":"ready","ports":[{},{}]}}"#, port("a"), port("b"));
+    let expected =
+        format!(r#"{{"event":"ready","page_size":4096,"advice":null,"ports":[{},{}]}}"#, port("a"), port("b"));
     assert_eq!(ready, serde_json::from_str::<Value>(&expected).unwrap());
     assert!(steered.end().ok);
 }

@@ -1,6 +1,9 @@
 //! The testbed: what runs the two ends against each other and against everybody else's, and judges what comes out.
 
+pub mod cli;
 pub mod frame;
 pub mod ledger;
+pub mod pair;
 pub mod peer;
 pub mod rings;
+pub mod table;

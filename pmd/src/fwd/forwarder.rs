@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::engine::{Macs, Stream, StreamCounters};
 use super::generate::Generator;
-use super::stats::{Counts, FinalReport, FwdStats, PortState, PortStats, StreamStats};
+use super::stats::{Counts, FinalReport, FwdStats, Pages, PortState, PortStats, StreamStats};
 use super::worker::{Crew, Job, Orders, take_seat};
 use super::{Engine, FRAME_MAX, FRAME_MIN, ForwardError, PORTS_MAX};
 use crate::mbuf::MbufPool;
@@ -36,6 +36,7 @@ pub struct ForwardConfig {
 pub struct Forwarder {
     ports: Vec<Box<dyn Port>>,
     pools: Vec<MbufPool>,
+    pages: Pages,
     streams: Vec<(StreamStats, Arc<StreamCounters>)>,
     orders: Arc<Orders>,
     workers: Vec<JoinHandle<()>>,
@@ -52,9 +53,11 @@ impl Forwarder {
         let workers = config.cpus.len().max(1);
         let mut pools = config.more_pools.clone();
         pools.push(config.pool.clone());
+        let arena = config.pool.arena();
         let mut forwarder = Self {
             ports,
             pools,
+            pages: Pages { page_size: arena.page_size(), advice: arena.advice() },
             streams: Vec::new(),
             orders: Orders::new(),
             workers: Vec::new(),
@@ -145,6 +148,11 @@ impl Forwarder {
     /// [`ForwardError::Stuck`].
     pub fn stop(&mut self) -> Result<(), ForwardError> {
         self.orders.give(Job::Idle, self.workers.len())
+    }
+
+    /// What the memory of generated frames consists of.
+    pub fn pages(&self) -> Pages {
+        self.pages.clone()
     }
 
     /// How the ports stand.

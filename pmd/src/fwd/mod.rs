@@ -29,7 +29,7 @@ pub use forwarder::{ForwardConfig, Forwarder};
 pub use generate::{FRAME_MAX, FRAME_MIN};
 pub use open::{mac, next_port_number, open};
 pub use setup::{PORTS_MAX, PortSetup, cache_size, mbufs_needed, open_port};
-pub use stats::{Counts, FinalReport, FwdStats, Named, PortState, PortStats, StreamStats};
+pub use stats::{Counts, FinalReport, FwdStats, Named, Pages, PortState, PortStats, StreamStats};
 pub use steer::serve;
 
 /// The engines, by the names testpmd gives them.

@@ -81,6 +81,15 @@ pub struct PortState {
     pub tx_path: Option<String>,
 }
 
+/// What memory consists of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// Bytes a page.
+    pub page_size: usize,
+    /// One line on what such pages cost and how to get better ones, if they cost something.
+    pub advice: Option<String>,
+}
+
 /// A port at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortStats {

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::cli::sentence;
-use super::{Engine, FinalReport, Forwarder, FwdStats, PortState};
+use super::{Engine, FinalReport, Forwarder, FwdStats, Pages, PortState};
 use crate::sys::Termination;
 
 /// Longest command, in bytes.
@@ -160,6 +160,8 @@ pub(super) fn watch(
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Reply<'a> {
     Ready {
+        #[serde(flatten)]
+        pages: Pages,
         ports: Vec<PortState>,
     },
     Started {
@@ -205,7 +207,7 @@ pub(super) fn serve_events(
     events: &Events,
     out: &mut impl Write,
 ) -> anyhow::Result<FinalReport> {
-    reply(out, &Reply::Ready { ports: forwarder.ports() })?;
+    reply(out, &Reply::Ready { pages: forwarder.pages(), ports: forwarder.ports() })?;
     while let Ok(Event::Line(line)) = events.receiver.recv() {
         match obey(&mut forwarder, &line) {
             Ok(Some(answer)) => reply(out, &answer)?,

@@ -333,6 +333,14 @@ impl Testpmd {
         Ok(stats)
     }
 
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// [`DpdkError::Exited`] if it does not.
+    pub fn check(&mut self) -> Result<(), DpdkError> {
+        if self.child.try_wait().is_ok_and(|status| status.is_some()) { Err(self.exited("nothing")) } else { Ok(()) }
+    }
+
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {

@@ -161,6 +161,16 @@ impl Reference {
         self.control.work.lock().unwrap_or_else(PoisonError::into_inner).stats()
     }
 
+    /// Sends no frames of its own until [`resume`](Self::resume); what comes is still taken.
+    pub fn pause(&self) {
+        self.control.work.lock().unwrap_or_else(PoisonError::into_inner).set_paused(true);
+    }
+
+    /// Goes on sending.
+    pub fn resume(&self) {
+        self.control.work.lock().unwrap_or_else(PoisonError::into_inner).set_paused(false);
+    }
+
     /// Ends the connection, if there is one, and the backend; returns the final counts.
     #[must_use]
     pub fn stop(mut self) -> Stats {

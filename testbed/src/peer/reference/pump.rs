@@ -48,6 +48,8 @@ pub struct Stats {
 pub(super) struct Work {
     stats: Stats,
     looping: bool,
+    /// Whether sources are to wait.
+    paused: bool,
     /// Frames that each pair has to send at most.
     to_send: u64,
     pairs: Vec<Pair>,
@@ -86,6 +88,7 @@ impl Work {
         Self {
             stats: Stats::default(),
             looping: matches!(config.mode, Mode::Loop),
+            paused: false,
             to_send,
             pairs: (0..u32::from(config.queues)).map(pair).collect(),
         }
@@ -98,6 +101,10 @@ impl Work {
             Check::Stream(check) => Some(check.report()),
         };
         Stats { checks: self.pairs.iter().filter_map(report).collect(), ..self.stats.clone() }
+    }
+
+    pub(super) fn set_paused(&mut self, paused: bool) {
+        self.paused = paused;
     }
 
     pub(super) fn failed(&mut self, reason: &impl ToString) {
@@ -158,7 +165,7 @@ impl<'a> Pump<'a> {
     }
 
     fn round(&mut self, work: &mut Work, index: usize, receive: &VringMutex, transmit: &VringMutex, format: Format) {
-        let Work { stats, looping, to_send, pairs } = work;
+        let Work { stats, looping, paused, to_send, pairs } = work;
         let Some(pair) = pairs.get_mut(index) else { return };
         let memory = self.memory.memory();
 
@@ -179,7 +186,7 @@ impl<'a> Pump<'a> {
             for frame in frames {
                 stats.given(frame.len(), ring.give(frame));
             }
-        } else {
+        } else if !*paused {
             pair.send(&mut ring, stats, *to_send);
         }
         stats.bad_rings += u64::from(ring.finish().is_err());

@@ -1,0 +1,60 @@
+//! What `twinring` cannot do is said in one sentence.
+
+mod loop_support;
+
+use loop_support::{run, stderr, stdout};
+
+#[test]
+fn usage_errors_are_one_sentence_and_exit_code_2() {
+    for (args, sentence) in [
+        ("", "requires a subcommand"),
+        ("frob", "unrecognized subcommand 'frob'"),
+        ("loop --frob", "unexpected argument '--frob'"),
+        ("loop --queues", "a value is required for '--queues <LIST>'"),
+        ("loop --engine txonly", "[possible values: rxonly, io]"),
+        ("loop --ring packed", "[possible values: split]"),
+        ("loop --in-order maybe", "[possible values: on, off]"),
+        ("loop --simd avx2", "[possible values: none]"),
+        ("loop --guest reference", "[possible values: twinring, dpdk]"),
+        ("loop --host qemu", "[possible values: twinring, dpdk, reference]"),
+        ("loop --queues 1,0", "0 is not in 1..=128"),
+        ("loop --frame 59", "59 is not in 60..=9000"),
+        ("loop --burst 513", "513 is not in 1..=512"),
+        ("loop --ring-size 100", "a power of two of descriptors, 64 to 32768"),
+        ("loop --ring-size 65536", "a power of two of descriptors, 64 to 32768"),
+        ("loop --seconds 0", "write 0.01 to 3600 seconds"),
+        ("loop --seconds NaN", "write 0.01 to 3600 seconds"),
+        ("loop --cpus 0", "write the host's CPU and the guest's, like 0,1"),
+        ("loop --cpus 0,1000", "CPU 1000 cannot be used; those that can are "),
+        ("loop --guest dpdk --rx-path split", "--rx-path chooses a path of our guest, but no guest is ours"),
+    ] {
+        let output = run(args);
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{args}: {said}");
+        assert!(said.contains(sentence) && said.lines().count() == 1, "{args}: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_one_sentence_and_exit_code_1() {
+    for (args, sentence) in [
+        ("loop --rx-path warp", "no path is called warp; there are: "),
+        ("loop --tx-path split-in-order --in-order off", "split-in-order"),
+        ("loop --guest dpdk --dpdk-root /nonexistent", "dpdk-testpmd does not run in /nonexistent"),
+    ] {
+        let output = run(args);
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{args}: {said}");
+        assert!(said.contains(sentence) && said.lines().count() == 1, "{args}: {said}");
+    }
+}
+
+#[test]
+fn help_goes_to_standard_output() {
+    let output = run("loop --help");
+    assert_eq!(output.status.code(), Some(0));
+    for option in ["--engine", "--ring-size", "--cpus", "--json", "[default: rxonly,io]", "[default: 1,2,3]"] {
+        assert!(stdout(&output).contains(option), "{option}");
+    }
+    assert!(!stdout(&output).contains("-role"));
+}
