@@ -48,7 +48,7 @@ struct LoopOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "rxonly,io")]
     engine: Vec<Traffic>,
     /// Ring formats
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "split,packed")]
     ring: Vec<Ring>,
     /// Whether buffers are used in order
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "off,on")]
@@ -124,8 +124,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// `twinring loop`.
 fn run_loop(options: &LoopOptions, command: &str) -> ExitCode {
     let complain = |sentence: &dyn fmt::Display| eprintln!("twinring loop: {sentence}");
-    let plan = match options.plan() {
-        Ok(plan) => plan,
+    let (cells, plan) = match options.cells().and_then(|cells| Ok((cells, options.plan()?))) {
+        Ok(chosen) => chosen,
         Err(sentence) => {
             complain(&sentence);
             return ExitCode::from(USAGE);
@@ -138,7 +138,7 @@ fn run_loop(options: &LoopOptions, command: &str) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (outcomes, failure) = measure(&options.cells(), &plan, &interrupt);
+    let (outcomes, failure) = measure(&cells, &plan, &interrupt);
     let mut advice = outcomes.iter().flat_map(|outcome| &outcome.pages).filter_map(|pages| pages.advice.as_ref());
     if let Some(advice) = advice.next_back() {
         eprintln!("{advice}");
@@ -190,8 +190,8 @@ fn measure(cells: &[Cell], plan: &Plan, interrupt: &Interrupt) -> (Vec<Outcome>,
 }
 
 impl LoopOptions {
-    /// Every combination of the lists.
-    fn cells(&self) -> Vec<Cell> {
+    /// Every combination of the lists that there is; a sentence if there is none.
+    fn cells(&self) -> Result<Vec<Cell>, String> {
         let mut cells = Vec::new();
         let Self { frame, burst, ring_size, .. } = *self;
         let on = |switch: &Switch| *switch == Switch::On;
@@ -217,7 +217,11 @@ impl LoopOptions {
                 }
             }
         }
-        cells
+        cells.retain(Cell::is_possible);
+        if cells.is_empty() {
+            return Err("the reference backend has split rings only; use --ring split".into());
+        }
+        Ok(cells)
     }
 
     /// How they are measured; a sentence if that is not possible.

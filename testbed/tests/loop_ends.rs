@@ -5,7 +5,7 @@ mod loop_support;
 use loop_support::{Run, signal, start, stderr, stdout, ticks, until};
 use testbed::peer::turn;
 
-const LONG: &str = "loop --seconds 600 --queues 1 --in-order off --mergeable off";
+const LONG: &str = "loop --seconds 600 --queues 1 --ring split --in-order off --mergeable off";
 const ROLES: [(&str, &str); 2] = [("backend-role", "host"), ("guest-role", "guest")];
 
 /// A run that has just started its guest, and then one through which frames flow.

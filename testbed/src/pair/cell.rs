@@ -22,6 +22,8 @@ pub enum Traffic {
 pub enum Ring {
     /// Split virtqueues (virtio 1.3, 2.7).
     Split,
+    /// Packed virtqueues (virtio 1.3, 2.8).
+    Packed,
 }
 
 /// The widest vector instructions that the guest's paths may use.
@@ -84,6 +86,12 @@ pub struct Cell {
 }
 
 impl Cell {
+    /// Whether there is such a thing: the reference backend has split rings only.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        self.host != Host::Reference || self.ring == Ring::Split
+    }
+
     /// Whether frames start at the host. The reference backend does not forward frames of its own.
     #[must_use]
     pub fn host_is_source(&self) -> bool {

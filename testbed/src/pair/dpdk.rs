@@ -6,7 +6,7 @@ use std::time::Instant;
 use pmd::fwd::{Engine, Pages};
 
 use super::end::{Counts, End, Paths};
-use super::{Cell, PairError, Plan, Side};
+use super::{Cell, PairError, Plan, Ring, Side};
 use crate::peer::dpdk::{Config, Forward, PortStats, Role, Testpmd, Vhost, VirtioUser};
 
 /// Bytes of a frame that fit into one of testpmd's mbufs.
@@ -38,6 +38,7 @@ impl Dpdk {
                     queue_size: cell.ring_size,
                     in_order: cell.in_order,
                     mrg_rxbuf: cell.mergeable,
+                    packed_vq: cell.ring == Ring::Packed,
                     ..VirtioUser::new(socket)
                 };
                 (Role::VirtioUser(user), plan.cpus.guest)

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::child::{Child, QUIT};
 use super::end::{Counts, End, Paths};
-use super::{BACKEND_ROLE, Cell, GUEST_ROLE, Interrupt, PairError, Plan, Side};
+use super::{BACKEND_ROLE, Cell, GUEST_ROLE, Interrupt, PairError, Plan, Ring, Side};
 
 /// A process with one port.
 pub(super) struct Twinring {
@@ -45,7 +45,7 @@ impl Twinring {
 }
 
 fn command(side: Side, cell: &Cell, plan: &Plan, socket: &Path) -> Command {
-    let Cell { queues, ring_size, in_order, mergeable, .. } = cell;
+    let Cell { queues, ring_size, .. } = cell;
     let socket = socket.display();
     let mut command = Command::new(&plan.program);
     let (cpu, port) = match side {
@@ -55,9 +55,9 @@ fn command(side: Side, cell: &Cell, plan: &Plan, socket: &Path) -> Command {
         }
         Side::Guest => {
             command.arg(GUEST_ROLE);
-            let in_order = if *in_order { ",in_order" } else { "" };
-            let mrg = if *mergeable { ",mrg" } else { "" };
-            (plan.cpus.guest, format!("virtio-user:{socket},queues={queues},size={ring_size}{in_order}{mrg}"))
+            let keys = [(cell.ring == Ring::Packed, ",packed"), (cell.in_order, ",in_order"), (cell.mergeable, ",mrg")];
+            let keys: String = keys.iter().filter(|key| key.0).map(|key| key.1).collect();
+            (plan.cpus.guest, format!("virtio-user:{socket},queues={queues},size={ring_size}{keys}"))
         }
     };
     command.args(["--control", "--port", &port, "--cpus", &cpu.to_string()]);
