@@ -5,5 +5,6 @@ pub mod frame;
 pub mod ledger;
 pub mod pair;
 pub mod peer;
+pub mod ports;
 pub mod rings;
 pub mod table;

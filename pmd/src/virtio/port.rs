@@ -16,9 +16,7 @@ use super::user::{Mode, RingAddresses, UserConfig, UserTransport};
 use crate::mbuf::HEADROOM;
 use crate::mem::Arena;
 use crate::path;
-use crate::port::{
-    Link, Port, PortConfig, PortError, PortInfo, RxBurst, RxQueueConfig, Slots, TxBurst, TxQueueConfig, validate,
-};
+use crate::port::{Link, Port, PortConfig, PortError, PortInfo, RxQueueConfig, Slots, TxQueueConfig, validate};
 
 /// What device to open, and how to use it.
 #[derive(Clone, Debug)]
@@ -53,7 +51,6 @@ struct Queue<C> {
     /// Descriptors in use.
     size: u16,
     free_thresh: u16,
-    running: bool,
 }
 
 /// A virtio-net port.
@@ -65,6 +62,8 @@ pub struct VirtioPort {
     frame_max: u32,
     rx: Vec<Option<Queue<RxQueueConfig>>>,
     tx: Vec<Option<Queue<TxQueueConfig>>>,
+    /// By vring: the rings that the device has.
+    rings: Vec<Option<Layout>>,
     started: bool,
     slots: Slots,
 }
@@ -84,12 +83,12 @@ const PACKED_BASE: u32 = 0x8000_8000;
 
 /// The vring of a receive queue (virtio 1.3, 5.1.2).
 const fn rx_vring(queue: u16) -> u16 {
-    2 * queue
+    queue.saturating_mul(2)
 }
 
 /// The vring of a transmit queue.
 const fn tx_vring(queue: u16) -> u16 {
-    2 * queue + 1
+    queue.saturating_mul(2).saturating_add(1)
 }
 
 impl VirtioPort {
@@ -132,8 +131,10 @@ impl VirtioPort {
             return Err(PortError::Missing { port: port.clone(), features: names.join(", ") });
         }
         transport.share(arenas).map_err(failed)?;
+        let rings = (0..2 * config.queue_pairs).map(|_| None).collect();
         Ok(Self {
             slots: Slots::new(port, 0, 0),
+            rings,
             config,
             arenas: arenas.to_vec(),
             transport,
@@ -163,6 +164,10 @@ impl VirtioPort {
         if self.started { Err(self.state(action, "started", "stop it first")) } else { Ok(()) }
     }
 
+    fn exists(&self, what: &'static str, queue: u16, count: usize) -> Result<(), PortError> {
+        if usize::from(queue) < count { Ok(()) } else { Err(self.slots.no_queue(what, queue, count)) }
+    }
+
     /// Bytes of a frame that fit into one receive buffer.
     fn check_frame(&self, room: u16) -> Result<(), PortError> {
         let buffer = u32::from(room - HEADROOM);
@@ -174,15 +179,57 @@ impl VirtioPort {
     }
 
     /// Makes a ring and hands it to the device, still empty.
-    fn ring(&mut self, vring: u16) -> Result<Layout, PortError> {
+    fn hand_over(&mut self, vring: u16) -> Result<(), PortError> {
         let memory = |source| PortError::Memory { port: self.config.address.clone(), source };
         let packed = self.features() & feature::RING_PACKED != 0;
         let layout = Layout::new(&self.arenas[0], self.config.ring_size, self.features()).map_err(memory)?;
         let Layout { size, desc, avail, used, .. } = layout;
         let addresses = RingAddresses { size, base: if packed { PACKED_BASE } else { 0 }, desc, avail, used };
+        // From here on the device may have it, so it stays until it is withdrawn, whatever fails.
+        self.rings[usize::from(vring)] = Some(layout);
         self.transport.queue_setup(vring, &addresses).map_err(|e| self.failed(e))?;
-        self.transport.queue_enable(vring, true).map_err(|e| self.failed(e))?;
-        Ok(layout)
+        self.transport.queue_enable(vring, true).map_err(|e| self.failed(e))
+    }
+
+    /// Takes a queue from its worker, then its ring from the device; only then do its buffers go home. A device that is gone
+    /// has stopped.
+    fn withdraw(&mut self, vring: u16) -> Result<(), PortError> {
+        if self.ring(vring).is_none() {
+            return Ok(());
+        }
+        let queue = vring / 2;
+        let running = if vring == rx_vring(queue) {
+            (self.slots.swap_rx(queue, None)?, None)
+        } else {
+            (None, self.slots.swap_tx(queue, None)?)
+        };
+        let stopped = match self.transport.queue_stop(vring) {
+            Err(e) if self.transport.is_connected() => Err(self.failed(e)),
+            _ => Ok(()),
+        };
+        self.rings[usize::from(vring)] = None;
+        drop(running);
+        stopped
+    }
+
+    /// Withdraws one ring of several. DPDK's `net_vhost` takes that for the end of the whole device, and goes on with a ring
+    /// only when it is enabled once more.
+    fn withdraw_one(&mut self, vring: u16) -> Result<(), PortError> {
+        let was_there = self.ring(vring).is_some();
+        self.withdraw(vring)?;
+        for other in 0..self.rings.len() as u16 {
+            if was_there && self.ring(other).is_some() {
+                for enable in [false, true] {
+                    self.transport.queue_enable(other, enable).map_err(|e| self.failed(e))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ring of `vring`, if the device has it.
+    fn ring(&self, vring: u16) -> Option<&Layout> {
+        self.rings.get(usize::from(vring))?.as_ref()
     }
 
     fn doorbell(&self, vring: u16) -> Result<Box<dyn Doorbell>, PortError> {
@@ -193,13 +240,13 @@ impl VirtioPort {
         self.state("start", queue, "set the queue up first")
     }
 
-    /// Runs a receive queue on a ring that the device has.
-    fn run_rx(&mut self, queue: u16, layout: &Layout) -> Result<(), PortError> {
+    /// Runs a receive queue on its ring, which the device has.
+    fn run_rx(&mut self, queue: u16) -> Result<(), PortError> {
         let doorbell = self.doorbell(rx_vring(queue))?;
         let features = self.features();
         let row = path::select(RX_PATHS, features, self.paths.0.as_deref())
             .map_err(|source| PortError::Path { port: self.config.address.clone(), source })?;
-        let Some(Some(setup)) = self.rx.get_mut(usize::from(queue)) else {
+        let (Some(Some(setup)), Some(layout)) = (self.rx.get(usize::from(queue)), self.ring(rx_vring(queue))) else {
             return Err(self.unset("without that receive queue"));
         };
         let pool = setup.config.pool.clone();
@@ -211,18 +258,17 @@ impl VirtioPort {
         };
         let stats = Arc::clone(self.slots.rx[usize::from(queue)].stats());
         let free_thresh = setup.free_thresh;
-        setup.running = true;
         let running = (row.make)(RxParts { layout, params, doorbell, pool, free_thresh, stats });
         self.slots.swap_rx(queue, Some((row.name, running))).map(drop)
     }
 
-    /// Runs a transmit queue on a ring that the device has.
-    fn run_tx(&mut self, queue: u16, layout: &Layout) -> Result<(), PortError> {
+    /// Runs a transmit queue on its ring, which the device has.
+    fn run_tx(&mut self, queue: u16) -> Result<(), PortError> {
         let doorbell = self.doorbell(tx_vring(queue))?;
         let features = self.features();
         let row = path::select(TX_PATHS, features, self.paths.1.as_deref())
             .map_err(|source| PortError::Path { port: self.config.address.clone(), source })?;
-        let Some(Some(setup)) = self.tx.get_mut(usize::from(queue)) else {
+        let (Some(Some(setup)), Some(layout)) = (self.tx.get(usize::from(queue)), self.ring(tx_vring(queue))) else {
             return Err(self.unset("without that transmit queue"));
         };
         let params = TxParams {
@@ -232,49 +278,32 @@ impl VirtioPort {
         };
         let stats = Arc::clone(self.slots.tx[usize::from(queue)].stats());
         let parts = TxParts { layout, params, doorbell, arena: &self.arenas[0], free_thresh: setup.free_thresh, stats };
-        setup.running = true;
         let running =
             (row.make)(parts).map_err(|source| PortError::Memory { port: self.config.address.clone(), source })?;
         self.slots.swap_tx(queue, Some((row.name, running))).map(drop)
     }
 
     fn start_all(&mut self) -> Result<(), PortError> {
-        let wanted = |queue: &Option<Queue<RxQueueConfig>>| queue.as_ref().map(|q| !q.config.deferred_start);
-        let rx: Vec<_> = self.rx.iter().map(wanted).collect();
-        let wanted = |queue: &Option<Queue<TxQueueConfig>>| queue.as_ref().map(|q| !q.config.deferred_start);
-        let tx: Vec<_> = self.tx.iter().map(wanted).collect();
-        if rx.iter().chain(&tx).any(Option::is_none) {
+        if self.rx.iter().any(Option::is_none) || self.tx.iter().any(Option::is_none) {
             return Err(self.unset("without all its queues"));
         }
-        let numbers = |wanted: &[Option<bool>]| -> Vec<u16> {
-            (0..).zip(wanted).filter(|(_, wanted)| **wanted == Some(true)).map(|(queue, _)| queue).collect()
-        };
+        let rx = numbers(&self.rx, |config| !config.deferred_start);
+        let tx = numbers(&self.tx, |config| !config.deferred_start);
         // Virtio 1.3, 3.1.1: queues are set up (step 7), then DRIVER_OK (step 8), and only then is anything made available, for
         // that may kick.
-        let mut rings = (Vec::new(), Vec::new());
-        for queue in numbers(&rx) {
-            rings.0.push((queue, self.ring(rx_vring(queue))?));
-        }
-        for queue in numbers(&tx) {
-            rings.1.push((queue, self.ring(tx_vring(queue))?));
+        for vring in rx.iter().map(|&queue| rx_vring(queue)).chain(tx.iter().map(|&queue| tx_vring(queue))) {
+            self.hand_over(vring)?;
         }
         self.transport.driver_ok().map_err(|e| self.failed(e))?;
-        for (queue, layout) in &rings.0 {
-            self.run_rx(*queue, layout)?;
-        }
-        for (queue, layout) in &rings.1 {
-            self.run_tx(*queue, layout)?;
-        }
-        Ok(())
+        rx.iter().try_for_each(|&queue| self.run_rx(queue))?;
+        tx.iter().try_for_each(|&queue| self.run_tx(queue))
     }
+}
 
-    /// Takes a ring back from the device. Only then may its buffers go home. A device that is gone has stopped.
-    fn retire(&mut self, vring: u16) -> Result<(), PortError> {
-        match self.transport.queue_stop(vring) {
-            Err(e) if self.transport.is_connected() => Err(self.failed(e)),
-            _ => Ok(()),
-        }
-    }
+/// The numbers of the queues that are set up as `wanted`.
+fn numbers<C>(queues: &[Option<Queue<C>>], wanted: impl Fn(&C) -> bool) -> Vec<u16> {
+    let is_wanted = |queue: &Option<Queue<C>>| queue.as_ref().is_some_and(|queue| wanted(&queue.config));
+    (0..).zip(queues).filter(|(_, queue)| is_wanted(queue)).map(|(number, _)| number).collect()
 }
 
 impl Port for VirtioPort {
@@ -316,22 +345,16 @@ impl Port for VirtioPort {
         if !self.arenas.iter().any(|arena| Arc::ptr_eq(arena, config.pool.arena())) {
             return Err(self.state("receive into that pool", "sharing other arenas", "open it with the pool's arena"));
         }
-        let count = self.rx.len();
-        let Some(slot) = self.rx.get_mut(usize::from(queue)) else {
-            return Err(self.slots.no_queue("rx queue", queue, count));
-        };
-        *slot = Some(Queue { config: config.clone(), size, free_thresh, running: false });
+        self.exists("rx queue", queue, self.rx.len())?;
+        self.rx[usize::from(queue)] = Some(Queue { config: config.clone(), size, free_thresh });
         Ok(())
     }
 
     fn tx_queue_setup(&mut self, queue: u16, config: &TxQueueConfig) -> Result<(), PortError> {
         self.must_be_stopped("set a queue up")?;
         let (size, free_thresh) = validate::tx(&self.config.address, config, self.config.ring_size)?;
-        let count = self.tx.len();
-        let Some(slot) = self.tx.get_mut(usize::from(queue)) else {
-            return Err(self.slots.no_queue("tx queue", queue, count));
-        };
-        *slot = Some(Queue { config: config.clone(), size, free_thresh, running: false });
+        self.exists("tx queue", queue, self.tx.len())?;
+        self.tx[usize::from(queue)] = Some(Queue { config: config.clone(), size, free_thresh });
         Ok(())
     }
 
@@ -346,56 +369,54 @@ impl Port for VirtioPort {
 
     fn stop(&mut self) -> Result<(), PortError> {
         let mut result = Ok(());
-        for queue in 0..self.rx.len() as u16 {
-            result = result.and(self.rx_queue_stop(queue));
+        for vring in 0..self.rings.len() as u16 {
+            result = result.and(self.withdraw(vring));
         }
-        for queue in 0..self.tx.len() as u16 {
-            result = result.and(self.tx_queue_stop(queue));
-        }
-        self.started = false;
+        // A queue that a worker holds on to is not stopped, and may be tried again.
+        self.started = self.rings.iter().any(Option::is_some);
         result
     }
 
     fn rx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
-        match self.rx.get(usize::from(queue)) {
-            Some(Some(setup)) if setup.running => return Ok(()),
-            Some(Some(_)) if self.started => {}
-            _ => return Err(self.unset("stopped, or without that receive queue")),
+        self.exists("rx queue", queue, self.rx.len())?;
+        if self.ring(rx_vring(queue)).is_some() {
+            return Ok(());
         }
-        let layout = self.ring(rx_vring(queue))?;
-        self.run_rx(queue, &layout)
+        if !self.started {
+            return Err(self.state("start a queue", "stopped", "start it first"));
+        }
+        let started = self.hand_over(rx_vring(queue)).and_then(|()| self.run_rx(queue));
+        if started.is_err() {
+            // The first error is the one to tell.
+            let _ = self.withdraw(rx_vring(queue));
+        }
+        started
     }
 
     fn rx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
-        let Some(Some(setup)) = self.rx.get_mut(usize::from(queue)) else { return Ok(()) };
-        if !std::mem::take(&mut setup.running) {
-            return Ok(());
-        }
-        let running: Option<Box<dyn RxBurst>> = self.slots.swap_rx(queue, None)?;
-        let retired = self.retire(rx_vring(queue));
-        drop(running);
-        retired
+        self.exists("rx queue", queue, self.rx.len())?;
+        self.withdraw_one(rx_vring(queue))
     }
 
     fn tx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
-        match self.tx.get(usize::from(queue)) {
-            Some(Some(setup)) if setup.running => return Ok(()),
-            Some(Some(_)) if self.started => {}
-            _ => return Err(self.unset("stopped, or without that transmit queue")),
+        self.exists("tx queue", queue, self.tx.len())?;
+        if self.ring(tx_vring(queue)).is_some() {
+            return Ok(());
         }
-        let layout = self.ring(tx_vring(queue))?;
-        self.run_tx(queue, &layout)
+        if !self.started {
+            return Err(self.state("start a queue", "stopped", "start it first"));
+        }
+        let started = self.hand_over(tx_vring(queue)).and_then(|()| self.run_tx(queue));
+        if started.is_err() {
+            // The first error is the one to tell.
+            let _ = self.withdraw(tx_vring(queue));
+        }
+        started
     }
 
     fn tx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
-        let Some(Some(setup)) = self.tx.get_mut(usize::from(queue)) else { return Ok(()) };
-        if !std::mem::take(&mut setup.running) {
-            return Ok(());
-        }
-        let running: Option<Box<dyn TxBurst>> = self.slots.swap_tx(queue, None)?;
-        let retired = self.retire(tx_vring(queue));
-        drop(running);
-        retired
+        self.exists("tx queue", queue, self.tx.len())?;
+        self.withdraw_one(tx_vring(queue))
     }
 
     fn link(&mut self) -> Link {
