@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::mem::Span;
+
 /// Memory that mbufs can carry without it being their data room, kept alive until the last of them is free.
 pub struct ExternalBuffer {
     pub(super) addr: *mut u8,
@@ -28,6 +30,18 @@ impl ExternalBuffer {
         on_free: impl FnOnce() + Send + Sync + 'static,
     ) -> Arc<ExternalBuffer> {
         Arc::new(Self { addr, iova, len, on_free: Some(Box::new(on_free)) })
+    }
+
+    /// All of `span`, if that is at most 65535 bytes; `on_free` as in [`new`](Self::new).
+    #[must_use]
+    pub fn of_span(span: Span, on_free: impl FnOnce() + Send + Sync + 'static) -> Option<Arc<ExternalBuffer>> {
+        let (addr, iova, len) = (span.addr(0).as_ptr(), span.iova(0), u16::try_from(span.size()).ok()?);
+        let on_free = || {
+            drop(span);
+            on_free();
+        };
+        // SAFETY: a span stays mapped until it is dropped, and its bytes are only ever reached as shared bytes.
+        Some(unsafe { Self::new(addr, iova, len, on_free) })
     }
 }
 

@@ -90,18 +90,12 @@ impl MbufPool {
             put: config.put,
             get: config.get,
         };
-        let mut headers = Vec::with_capacity(config.count as usize);
-        let pool = Mempool::with_backing(&pool_config, Some(Arc::clone(&rooms)), |i, object| {
-            let header = object.cast::<RawMbuf>();
+        let pool = Mempool::with_backing(&pool_config, Some(Arc::clone(&rooms)), |_, _| ())?;
+        for i in 0..config.count as usize {
             let (addr, iova) = (rooms.addr(i * stride).as_ptr(), rooms.iova(i * stride));
-            let raw = RawMbuf::at_home(std::ptr::null(), addr, iova, config.room, config.priv_size);
-            // SAFETY: a new object of at least 128 bytes, aligned to a cache line, seen by nobody else yet.
-            unsafe { header.write(raw) };
-            headers.push(header);
-        })?;
-        for header in headers {
-            // SAFETY: as above: the pool has not been handed out yet.
-            unsafe { (*header.as_ptr()).pool = pool.core() };
+            let raw = RawMbuf::at_home(pool.core(), addr, iova, config.room, config.priv_size);
+            // SAFETY: an object of at least 128 bytes, aligned to a cache line; the pool has not been handed out yet.
+            unsafe { pool.core().object(i).cast().write(raw) };
         }
         Ok(Self { pool, arena: Arc::clone(arena), room: config.room })
     }
@@ -190,12 +184,12 @@ impl MbufPool {
 }
 
 impl Mbuf {
-    /// Makes it an empty packet: lengths, flags, port and offloads as new, headroom restored.
+    /// Makes it an empty packet: lengths, flags and port as new, headroom restored.
+    ///
+    /// Offload lengths and the like count only while `ol_flags` says so, hence line 0 is enough.
     #[inline(always)]
     pub fn reset(&mut self) {
-        let headroom = HEADROOM.min(self.raw().buf_len);
+        let headroom = HEADROOM.min(self.raw().buf_len.get());
         self.receive(headroom, PORT_NONE, 0);
-        self.raw_mut().tx_offload = 0;
-        self.raw_mut().vlan_tci_outer = 0;
     }
 }

@@ -7,38 +7,42 @@
 //! | 52 `vlan_tci_outer`, 54 `buf_len`, 56 `pool` | 104 `home_addr`, 112 `home_iova`, 120 `home_len` |
 //!
 //! The layout of line 0 is that of DPDK's `rte_mbuf`. The data room is not behind the header but in an arena; `home_*` says where.
+//!
+//! What changes is a `Cell`: a header is only ever borrowed shared, because another thread that frees an indirect mbuf may
+//! count `refcnt` down at any moment. The cells are the handle's owner's alone.
 
-use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::cell::Cell;
+use std::ptr::{NonNull, null, null_mut};
 
-use super::external::ExternalBuffer;
-use crate::mempool::Core;
+use super::refcnt::Refcnt;
+use crate::mempool::{Core, Object};
 
 /// The header. Only this module's siblings ever see one.
 #[repr(C, align(64))]
 pub(super) struct RawMbuf {
-    pub buf_addr: *mut u8,
-    pub buf_iova: u64,
-    pub data_off: u16,
-    pub refcnt: AtomicU16,
-    pub nb_segs: u16,
-    pub port: u16,
-    pub ol_flags: u64,
-    pub packet_type: u32,
-    pub pkt_len: u32,
-    pub data_len: u16,
-    pub vlan_tci: u16,
-    pub hash: [u32; 2],
-    pub vlan_tci_outer: u16,
-    pub buf_len: u16,
+    pub buf_addr: Cell<*mut u8>,
+    pub buf_iova: Cell<u64>,
+    pub data_off: Cell<u16>,
+    pub refcnt: Refcnt,
+    pub nb_segs: Cell<u16>,
+    pub port: Cell<u16>,
+    pub ol_flags: Cell<u64>,
+    pub packet_type: Cell<u32>,
+    pub pkt_len: Cell<u32>,
+    pub data_len: Cell<u16>,
+    pub vlan_tci: Cell<u16>,
+    pub hash: [Cell<u32>; 2],
+    pub vlan_tci_outer: Cell<u16>,
+    pub buf_len: Cell<u16>,
     pub pool: *const Core,
-    pub next: *mut RawMbuf,
-    pub tx_offload: u64,
-    pub shinfo: *const ExternalBuffer,
+    pub next: Cell<*mut RawMbuf>,
+    pub tx_offload: Cell<u64>,
+    /// External: one count of an `Arc<ExternalBuffer>`. Indirect: one reference to a direct header.
+    pub shinfo: Cell<*const ()>,
     pub priv_size: u16,
     pub _spare: u16,
-    pub seqn: u32,
-    pub timestamp: u64,
+    pub seqn: Cell<u32>,
+    pub timestamp: Cell<u64>,
     pub home_addr: *mut u8,
     pub home_iova: u64,
     pub home_len: u16,
@@ -72,7 +76,7 @@ pub const HEADROOM: u16 = 128;
 pub const PORT_NONE: u16 = u16::MAX;
 /// The usual data room, headroom included.
 pub const ROOM_DEFAULT: u16 = 2048 + HEADROOM;
-/// `ol_flags`: the data belongs to an [`ExternalBuffer`].
+/// `ol_flags`: the data belongs to an [`ExternalBuffer`](super::ExternalBuffer).
 pub(super) const EXTERNAL: u64 = 1 << 61;
 /// `ol_flags`: the data belongs to another mbuf.
 pub(super) const INDIRECT: u64 = 1 << 62;
@@ -81,28 +85,28 @@ impl RawMbuf {
     /// A header as it lies in its pool.
     pub fn at_home(pool: *const Core, addr: *mut u8, iova: u64, len: u16, priv_size: u16) -> Self {
         Self {
-            buf_addr: addr,
-            buf_iova: iova,
-            data_off: HEADROOM.min(len),
-            refcnt: AtomicU16::new(1),
-            nb_segs: 1,
-            port: PORT_NONE,
-            ol_flags: 0,
-            packet_type: 0,
-            pkt_len: 0,
-            data_len: 0,
-            vlan_tci: 0,
-            hash: [0; 2],
-            vlan_tci_outer: 0,
-            buf_len: len,
+            buf_addr: Cell::new(addr),
+            buf_iova: Cell::new(iova),
+            data_off: Cell::new(HEADROOM.min(len)),
+            refcnt: Refcnt::one(),
+            nb_segs: Cell::new(1),
+            port: Cell::new(PORT_NONE),
+            ol_flags: Cell::new(0),
+            packet_type: Cell::new(0),
+            pkt_len: Cell::new(0),
+            data_len: Cell::new(0),
+            vlan_tci: Cell::new(0),
+            hash: [Cell::new(0), Cell::new(0)],
+            vlan_tci_outer: Cell::new(0),
+            buf_len: Cell::new(len),
             pool,
-            next: null_mut(),
-            tx_offload: 0,
-            shinfo: std::ptr::null(),
+            next: Cell::new(null_mut()),
+            tx_offload: Cell::new(0),
+            shinfo: Cell::new(null()),
             priv_size,
             _spare: 0,
-            seqn: 0,
-            timestamp: 0,
+            seqn: Cell::new(0),
+            timestamp: Cell::new(0),
             home_addr: addr,
             home_iova: iova,
             home_len: len,
@@ -110,16 +114,27 @@ impl RawMbuf {
         }
     }
 
+    /// Whether the data belongs to somebody else.
+    #[inline(always)]
+    pub fn is_attached(&self) -> bool {
+        self.ol_flags.get() & (INDIRECT | EXTERNAL) != 0
+    }
+
     /// Whether it could go home just as it is: the pool's invariant, as far as line 0 tells.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
-        // Relaxed: 1 means that nobody else holds a reference, so nobody can change it.
-        self.refcnt.load(Ordering::Relaxed) == 1 && self.nb_segs == 1 && self.ol_flags & (INDIRECT | EXTERNAL) == 0
+        self.refcnt.is_one() && self.nb_segs.get() == 1 && !self.is_attached()
     }
 
-    /// The pool's address, as an object's.
+    /// Free bytes behind the data.
     #[inline(always)]
-    pub fn object(this: NonNull<Self>) -> crate::mempool::Object {
+    pub fn tailroom(&self) -> u16 {
+        self.buf_len.get() - self.data_off.get() - self.data_len.get()
+    }
+
+    /// The mempool's object that this header is.
+    #[inline(always)]
+    pub fn object(this: NonNull<Self>) -> Object {
         this.cast()
     }
 }

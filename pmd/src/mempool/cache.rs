@@ -82,16 +82,45 @@ impl Cache {
             return ring.put(objects.len(), |i| objects[i].as_ptr());
         }
         // The put did not fit, so len > size - half >= half: there is an oldest half to flush.
-        // SAFETY: the caller owns the cache, so this is the only reference to its contents.
-        let cached = unsafe { &mut *self.objects.get() };
-        // SAFETY: the first `len > half` entries are initialised.
-        if !ring.put(half, |i| unsafe { cached[i].assume_init() }.as_ptr()) {
+        // SAFETY: the caller owns the cache, and `half < len`.
+        if !unsafe { self.flush_oldest(half, len, ring) } {
             return false;
         }
-        cached.copy_within(half..len, 0);
-        // SAFETY: `len - half + objects.len() <= len <= size`.
+        // SAFETY: the caller owns the cache; `len - half + objects.len() <= len <= size`.
         unsafe { self.push(len - half, objects) };
         true
+    }
+
+    /// Moves the oldest `count` of `len` objects to `ring`, the others down.
+    ///
+    /// # Safety
+    /// The calling thread owns this cache, whose first `len` entries are initialised, and `count <= len`.
+    unsafe fn flush_oldest(&self, count: usize, len: usize, ring: &Ring) -> bool {
+        // SAFETY: the caller owns the cache, so this is the only reference to its contents.
+        let cached = unsafe { &mut *self.objects.get() };
+        // They leave our count before they enter the ring's, so that whoever adds both up meanwhile finds too few objects at
+        // home, never too many: an orphaned pool is freed when all are. Release is for the reader's Acquire of the ring.
+        self.len.store(len - count, Ordering::Release);
+        // SAFETY: the first `count <= len` entries are initialised.
+        if !ring.put(count, |i| unsafe { cached[i].assume_init() }.as_ptr()) {
+            self.len.store(len, Ordering::Release);
+            return false;
+        }
+        cached.copy_within(count..len, 0);
+        true
+    }
+
+    /// Moves everything to `ring`, for a worker that ends.
+    ///
+    /// # Safety
+    /// The calling thread owns this cache.
+    pub unsafe fn flush(&self, ring: &Ring) {
+        let len = self.len.load(Ordering::Relaxed);
+        if len > 0 {
+            self.stats.ring_puts.add(1);
+            // SAFETY: the caller owns the cache. The ring has room for every object, so this cannot fail.
+            unsafe { self.flush_oldest(len, len, ring) };
+        }
     }
 
     /// # Safety

@@ -12,7 +12,7 @@ mod worker;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use cache::CACHE_SIZE_MAX;
 use cache::Cache;
@@ -85,7 +85,8 @@ pub struct Exhausted;
 
 /// A pool of equal objects. Cloning gives another handle to the same pool.
 ///
-/// A pool whose last handle is dropped while objects are out stays in memory until they are home.
+/// A pool whose last handle is dropped while objects are out stays in memory until they are home; it is then freed when the
+/// next pool is made or dropped, or the next [`Worker`] ends.
 #[derive(Debug)]
 pub struct Mempool {
     core: Arc<Core>,
@@ -190,8 +191,54 @@ pub struct PoolStats {
     pub uncached_gets: u64,
 }
 
-/// Pools whose last handle is gone while objects were still out.
-static ORPHANS: Mutex<Vec<Arc<Core>>> = Mutex::new(Vec::new());
+/// All pools with caches, and those whose last handle went while objects were still out.
+#[derive(Default)]
+struct Registry {
+    live: Vec<Weak<Core>>,
+    orphans: Vec<Arc<Core>>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { live: Vec::new(), orphans: Vec::new() });
+
+impl Registry {
+    /// The registry, after a look for orphans whose objects have come home since, which are freed.
+    fn lock() -> MutexGuard<'static, Self> {
+        let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.orphans.retain(|core| !core.all_home());
+        registry.live.retain(|core| core.strong_count() > 0);
+        registry
+    }
+}
+
+/// Empties the caches of the worker that the current thread was, so that nothing is stranded in them.
+///
+/// # Safety
+/// The current thread owns the number `worker`.
+unsafe fn flush_caches(worker: usize) {
+    let registry = Registry::lock();
+    for core in registry.live.iter().filter_map(Weak::upgrade) {
+        if let Some(cache) = core.caches.get(worker) {
+            // SAFETY: the caller's contract.
+            unsafe { cache.flush(&core.ring) };
+        }
+    }
+    drop(registry);
+    // What came home just now may have been the last of an orphan.
+    drop(Registry::lock());
+}
+
+impl RingSync {
+    /// One thread at a time on that side of a pool.
+    ///
+    /// # Safety
+    /// The user sees to it that no two threads are on that side at the same moment. On the put side that includes every drop
+    /// of an object's owner (an `Mbuf`), and the end of a [`Worker`], which empties its caches; on the get side every
+    /// allocation. Breaking it hands one object to two owners.
+    #[must_use]
+    pub const unsafe fn single() -> Self {
+        Self::Single(ring::Promise(()))
+    }
+}
 
 impl Mempool {
     /// A pool of `config.count` objects, each prepared once by `init(index, object)`.
@@ -207,7 +254,6 @@ impl Mempool {
         backing: Option<Arc<crate::mem::Span>>,
         mut init: impl FnMut(usize, Object),
     ) -> Result<Self, PoolError> {
-        reap_orphans();
         let PoolConfig { name, count, object_size, cache_size, put, get } = config.clone();
         let range = |what, value, min, max| PoolError::Range { name: name.clone(), what, value, min, max };
         if count == 0 || count > COUNT_MAX {
@@ -248,6 +294,10 @@ impl Mempool {
             states: (0..count).map(|_| place::HOME.into()).collect(),
             name,
         });
+        let mut registry = Registry::lock();
+        if cache_size > 0 {
+            registry.live.push(Arc::downgrade(&core));
+        }
         Ok(Self { core })
     }
 
@@ -336,23 +386,34 @@ impl Clone for Mempool {
 impl Drop for Mempool {
     fn drop(&mut self) {
         // AcqRel: the last one to leave sees what the others did.
-        if self.core.handles.fetch_sub(1, Ordering::AcqRel) == 1 && !self.core.all_home() {
-            ORPHANS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.core));
+        if self.core.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut registry = Registry::lock();
+            if !self.core.all_home() {
+                registry.orphans.push(Arc::clone(&self.core));
+            }
         }
-        reap_orphans();
     }
-}
-
-/// Frees the orphaned pools whose objects have come home since.
-fn reap_orphans() {
-    ORPHANS.lock().unwrap_or_else(PoisonError::into_inner).retain(|core| !core.all_home());
 }
 
 impl Core {
     fn available(&self) -> usize {
-        self.ring.len() + self.caches.iter().map(Cache::len).sum::<usize>()
+        // The ring first: what a cache flushes in between is then missing from the sum, not in it twice.
+        let in_ring = self.ring.len();
+        in_ring + self.caches.iter().map(Cache::len).sum::<usize>()
     }
 
+    /// The object with number `index`, which is below the count.
+    pub(crate) fn object(&self, index: usize) -> Object {
+        self.objects.get(index)
+    }
+
+    /// Whether `object` lies in this pool's memory.
+    #[inline(always)]
+    pub(crate) fn contains(&self, object: Object) -> bool {
+        object.addr().get().wrapping_sub(self.objects.base.addr().get()) < self.objects.len
+    }
+
+    /// Whether every object is home. Exact once no handle is left, for then objects only come home: never true too early.
     fn all_home(&self) -> bool {
         self.available() == self.count as usize
     }
@@ -384,7 +445,9 @@ impl Core {
     #[inline(always)]
     pub(crate) unsafe fn put(&self, objects: &[Object]) {
         #[cfg(debug_assertions)]
-        objects.iter().for_each(|&object| self.check_returns(object));
+        for &object in objects {
+            self.check_returns(object);
+        }
         let done = if let Some(cache) = self.caches.get(worker::current()) {
             // SAFETY: the cache of the current worker's number, which no other live thread has.
             unsafe { cache.put(objects, &self.ring) }

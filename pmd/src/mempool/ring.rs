@@ -22,9 +22,13 @@ pub enum Sync {
     /// Any number of threads.
     #[default]
     Multi,
-    /// One thread at a time: the user's promise. Breaking it loses or duplicates objects.
-    Single,
+    /// One thread at a time, by the promise of [`Sync::single`]: saves the compare-and-swap and the wait for one's turn.
+    Single(Promise),
 }
+
+/// That somebody answers for [`Sync::Single`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise(pub(super) ());
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -113,7 +117,7 @@ fn reserve(side: &Cursor, other: &AtomicU32, lead: u32, count: usize, sync: Sync
             return None;
         }
         let next = head.wrapping_add(n);
-        if sync == Sync::Single {
+        if let Sync::Single(_) = sync {
             side.head.store(next, Ordering::Release);
             return Some(head);
         }

@@ -17,7 +17,8 @@ static TAKEN: [AtomicBool; WORKERS_MAX] = [const { AtomicBool::new(false) }; WOR
 /// Makes the current thread a worker: every mempool gives it a cache of its own, for as long as this lives.
 ///
 /// A thread that is no worker can use any pool too; it then goes to the shared ring each time, which
-/// [`PoolStats`](super::PoolStats) counts. What a worker leaves in its caches is used by the next thread that gets its number.
+/// [`PoolStats`](super::PoolStats) counts. When a worker ends, what is in its caches goes back to the shared rings, so nothing
+/// is stranded.
 #[derive(Debug)]
 pub struct Worker {
     id: usize,
@@ -63,6 +64,8 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // Not `Send`, so this is the thread that entered.
         ID.set(NONE);
+        // SAFETY: the number is ours until the store below.
+        unsafe { super::flush_caches(self.id) };
         TAKEN[self.id].store(false, Ordering::Release);
     }
 }
