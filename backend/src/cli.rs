@@ -12,15 +12,26 @@ use pmd::port::Port;
 use crate::control::{Control, Mode};
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
 
+const PORT_HELP: &str = "Port, as vhost-user:PATH[,queues=N][,client]; repeatable: 0 and 1, 2 and 3 and so on forward to \
+    each other, an odd last one to itself";
+
+/// The path options are the driver's: here every path follows from the features that a guest has chosen.
 #[derive(Parser)]
 #[command(
     name = "twinring-backend",
     version,
-    about = "Serves virtio-net devices over vhost-user, and forwards between them"
+    about = "Serves virtio-net devices over vhost-user, and forwards between them",
+    mut_arg("ports", |arg| arg.help(PORT_HELP)),
+    mut_arg("rx_path", |arg| arg.hide(true).value_parser(no_path)),
+    mut_arg("tx_path", |arg| arg.hide(true).value_parser(no_path))
 )]
 struct Cli {
     #[command(flatten)]
     options: Options,
+}
+
+fn no_path(_: &str) -> Result<String, &'static str> {
+    Err("the features that each guest chooses settle the path; leave the option out")
 }
 
 /// `twinring-backend`: parses `args` (program name first), serves the ports and runs until told to end.

@@ -1,12 +1,14 @@
 //! The command line that both binaries share: options, ports and memory, how a process ends.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use tracing_subscriber::EnvFilter;
 
 use super::steer::{self, Signals};
 use super::{
@@ -147,6 +149,15 @@ pub(super) fn sentence(error: &anyhow::Error) -> String {
     text
 }
 
+/// Lets events go to standard error, from level `info` on or as `RUST_LOG` says.
+fn log_events() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    // Fails if the program has its own way to log.
+    let _ = log.without_time().with_target(false).try_init();
+}
+
 /// Opens the ports with `opener`, and forwards until time is up, a signal arrives, or `--control` says so.
 ///
 /// It takes SIGINT and SIGTERM over, for good.
@@ -154,6 +165,7 @@ pub(super) fn sentence(error: &anyhow::Error) -> String {
 /// # Errors
 /// Whatever kept it from starting, or from ending well.
 pub fn run(options: &Options, opener: Opener<'_>) -> anyhow::Result<()> {
+    log_events();
     let signals = Signals::watch()?;
     let mut forwarder = open(options, opener)?;
     let events = signals.forward();

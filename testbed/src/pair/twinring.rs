@@ -48,6 +48,8 @@ fn command(side: Side, cell: &Cell, plan: &Plan, socket: &Path) -> Command {
     let Cell { queues, ring_size, .. } = cell;
     let socket = socket.display();
     let mut command = Command::new(&plan.program);
+    // The last that it says is to be why it ended, and not who came and went.
+    command.env("RUST_LOG", "warn");
     let (cpu, port) = match side {
         Side::Host => {
             command.arg(BACKEND_ROLE);
