@@ -134,7 +134,10 @@ impl<R: RxRing> RxQueue<R> {
     #[inline(always)]
     fn place(&self, slot: Taken<R::Claim>, partial: &mut Option<Partial>, tally: &mut Tally, burst: &mut Burst) {
         let placed = match slot {
-            Err(fault) => Err(fault),
+            Err(fault) => {
+                lose(partial);
+                Err(fault)
+            }
             Ok((mbuf, claim)) if R::SCATTER && partial.is_some() => self.extend(mbuf, claim, partial),
             Ok((mut mbuf, claim)) => match self.ring.open(&mut mbuf, claim) {
                 Ok(0) => Ok(Some(mbuf)),
@@ -179,6 +182,15 @@ impl<R: RxRing> RxQueue<R> {
             Some(mbuf) if mbuf.pkt_len() < FRAME_LEN_MIN => Err(Fault::Short),
             frame => Ok(frame),
         }
+    }
+}
+
+/// A buffer that is not to be had was one of a half-received frame: what is left of that is discarded, so that the next frame
+/// does not end up in it.
+#[cold]
+fn lose(partial: &mut Option<Partial>) {
+    if let Some(frame) = partial.take().filter(|frame| frame.left > 1) {
+        *partial = Some(Partial { chain: None, left: frame.left - 1 });
     }
 }
 

@@ -30,11 +30,8 @@ pub trait TxRing: Send {
     /// Lets the device see what was staged; true if it had to be kicked.
     fn publish(&mut self) -> bool;
 
-    /// Frees packets that the device is done with; returns how many.
-    ///
-    /// # Errors
-    /// The fault, if the device claims more than it can have completed.
-    fn reap(&mut self) -> Result<usize, Fault>;
+    /// Frees packets that the device is done with; returns how many. False claims of the device are counted in `stats`.
+    fn reap(&mut self, stats: &QueueStats) -> usize;
 }
 
 /// A transmit queue.
@@ -106,9 +103,6 @@ impl<R: TxRing> TxBurst for TxQueue<R> {
     }
 
     fn reap(&mut self) -> usize {
-        self.ring.reap().unwrap_or_else(|fault| {
-            self.stats.fault(fault);
-            0
-        })
+        self.ring.reap(&self.stats)
     }
 }

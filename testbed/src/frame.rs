@@ -11,6 +11,7 @@ mod check;
 mod generate;
 
 pub use check::{CheckError, FrameCheck, Macs, Report, Verdict};
+pub(crate) use generate::SplitMix;
 pub use generate::{FrameGen, Stream};
 
 use etherparse::{SlicedPacket, TransportSlice};

@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod frame;
+pub mod hostile;
 pub mod ledger;
 pub mod pair;
 pub mod peer;

@@ -226,6 +226,17 @@ impl Guest {
         Ok(Self { setup: setup.clone(), arena, layout, memory, pool })
     }
 
+    /// The same memory with a fresh ring, as after a reset; both old ends have been dropped.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn reset(self) -> Result<Self, RingsError> {
+        let Self { setup, arena, layout, memory, pool } = self;
+        drop(layout);
+        let layout = Layout::new(&arena, setup.size, setup.features)?;
+        Ok(Self { setup, arena, layout, memory, pool })
+    }
+
     /// The driver's receive end.
     ///
     /// # Errors
@@ -388,8 +399,15 @@ impl Pair {
     /// # Errors
     /// [`RingsError`].
     pub fn new(direction: Direction, setup: &Setup) -> Result<Self, RingsError> {
-        let guest = Guest::new(setup)?;
         let host = MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain)?)?;
+        Self::with(direction, Guest::new(setup)?, host)
+    }
+
+    /// A pair in `guest`'s memory, whose device has mbufs of `host`.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn with(direction: Direction, guest: Guest, host: MbufPool) -> Result<Self, RingsError> {
         let position = Position::default();
         let (sender, receiver) = match direction {
             Direction::ToGuest => {

@@ -115,7 +115,7 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     }
 
     #[inline(always)]
-    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, u32) {
+    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>) {
         let (id, len) = if IN_ORDER && self.batch.0 > 0 {
             self.batch.0 -= 1;
             (self.used.slot, if self.batch.0 == 0 { self.batch.1 } else { full })
@@ -126,7 +126,7 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         };
         self.outstanding -= 1;
         self.used = self.used.advance(descs(id).clamp(1, self.size), self.size);
-        (id.into(), len)
+        (id.into(), Ok(len))
     }
 
     #[inline(always)]

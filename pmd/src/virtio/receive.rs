@@ -62,7 +62,8 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
         let Some(mbuf) = self.mbufs.get_mut(id as usize).and_then(Option::take) else { return Err(Fault::BadId) };
         self.ring.reclaim(id as u16, id as u16, 1);
         self.room += 1;
-        Ok((mbuf, len))
+        // After a false id the buffer is ours again, but nothing is known of what is in it.
+        Ok((mbuf, len?))
     }
 
     #[inline(always)]

@@ -72,8 +72,8 @@ pub trait DriverRing: Send {
     fn ready(&mut self, max: u16, descs: impl Fn(u16) -> u16) -> Result<u16, Fault>;
 
     /// The next completion: the id and the number of bytes written that the device claims. `IN_ORDER` rings tell the id that
-    /// must be, and `full` bytes for chains that the device skipped.
-    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, u32);
+    /// must be, and `full` bytes for chains that the device skipped; after a false id nothing is known of the bytes.
+    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>);
 
     /// The id that the chain which is written next will have.
     fn next_id(&self) -> u16;

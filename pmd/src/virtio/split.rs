@@ -62,16 +62,26 @@ impl<const IN_ORDER: bool> SplitRing<IN_ORDER> {
         ring
     }
 
+    /// The length of the oldest chain, whose element says `id` and `len`.
+    #[inline(always)]
+    fn ordered_len(&mut self, id: u32, len: u32, full: u32) -> Result<u32, Fault> {
+        if self.batch.0 > 0 {
+            self.batch.0 -= 1;
+            return Ok(if self.batch.0 == 0 { self.batch.1 } else { full });
+        }
+        if id == u32::from(self.oldest) { Ok(len) } else { self.batch_len(id, len, full) }
+    }
+
     /// The length of a chain whose element names another: a device may complete a batch with one element, which names the last
     /// chain; those skipped count as used in full (2.7.9). Lengths matter where chains are single descriptors.
     #[cold]
-    fn batch_len(&mut self, id: u32, len: u32, full: u32) -> u32 {
+    fn batch_len(&mut self, id: u32, len: u32, full: u32) -> Result<u32, Fault> {
         let ahead = (id as u16).wrapping_sub(self.oldest) & self.mask;
         if id > u32::from(self.mask) || ahead > self.seen.wrapping_sub(self.used_idx) {
-            return 0;
+            return Err(Fault::BadId);
         }
         self.batch = (ahead, len);
-        full
+        Ok(full)
     }
 }
 
@@ -94,20 +104,15 @@ impl<const IN_ORDER: bool> DriverRing for SplitRing<IN_ORDER> {
     }
 
     #[inline(always)]
-    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, u32) {
+    fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>) {
         let elem = &self.used[usize::from(self.used_idx & self.mask)];
         self.used_idx = self.used_idx.wrapping_add(1);
         // Relaxed: ordered by the Acquire in `ready`. Each word is read once.
-        let (id, mut len) = (elem.id.load(Ordering::Relaxed), elem.len.load(Ordering::Relaxed));
+        let (id, len) = (elem.id.load(Ordering::Relaxed), elem.len.load(Ordering::Relaxed));
         if !IN_ORDER {
-            return (id, len);
+            return (id, Ok(len));
         }
-        if self.batch.0 > 0 {
-            self.batch.0 -= 1;
-            len = if self.batch.0 == 0 { self.batch.1 } else { full };
-        } else if id != u32::from(self.oldest) {
-            len = self.batch_len(id, len, full);
-        }
+        let len = self.ordered_len(id, len, full);
         let id = self.oldest;
         self.oldest = id.wrapping_add(descs(id)) & self.mask;
         (id.into(), len)

@@ -7,7 +7,7 @@ use super::ring::DriverRing;
 use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, HEADER_LEN_LEGACY, HEADER_LEN_MAX};
 use crate::mbuf::{Mbuf, Segment};
 use crate::mem::{Arena, MemError, Span, view};
-use crate::port::Fault;
+use crate::port::{Fault, QueueStats};
 use crate::shared::View;
 use crate::tx::TxRing;
 
@@ -178,27 +178,33 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
     }
 
     #[inline]
-    fn reap(&mut self) -> Result<usize, Fault> {
-        let (mut freed, mut bad) = (0, 0);
+    fn reap(&mut self, stats: &QueueStats) -> usize {
+        let mut freed = 0;
         let mut group: [Option<Mbuf>; FREE_GROUP] = [const { None }; FREE_GROUP];
         // At most once round the ring, however fast the device is.
         let mut limit = self.ring.size();
         while limit > 0 {
             let max = limit.min(FREE_GROUP as u16);
             let chains = &self.chains;
-            let ready = self.ring.ready(max, |id| descs(chains, id))?.min(max);
+            let ready = self.ring.ready(max, |id| descs(chains, id)).unwrap_or_else(|fault| {
+                stats.fault(fault);
+                0
+            });
+            let ready = ready.min(max);
             if ready == 0 {
                 break;
             }
             let group = &mut group[..usize::from(ready)];
             for out in &mut *group {
                 *out = self.take();
-                bad += usize::from(out.is_none());
+                match out {
+                    Some(_) => freed += 1,
+                    None => stats.fault(Fault::BadId),
+                }
             }
             Mbuf::free_bulk(group.iter_mut().filter_map(Option::take));
-            freed += usize::from(ready);
             limit -= ready;
         }
-        if bad > 0 { Err(Fault::BadId) } else { Ok(freed) }
+        freed
     }
 }

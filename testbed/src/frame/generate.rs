@@ -123,12 +123,17 @@ impl FrameGen {
 }
 
 /// Steele, Lea and Flood's `SplitMix64`: small, and the same numbers everywhere from the same seed.
-struct SplitMix(u64);
+pub(crate) struct SplitMix(pub(crate) u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
+    }
+
+    /// A number below `n`, or 0 if there is none.
+    pub(crate) fn below(&mut self, n: u32) -> u32 {
+        ((u64::from(n) * (self.next() >> 32)) >> 32) as u32
     }
 }
 

@@ -104,6 +104,14 @@ impl RawRing {
         self.used_words[used::IDX / 2].store(idx, Ordering::Release);
     }
 
+    /// Overwrites any word of the driver area but its index.
+    pub fn scribble_avail(&self, word: u16, value: u16) {
+        match usize::from(word) % self.avail.len() {
+            avail::IDX => {}
+            word => self.avail[word].store(value, Ordering::Relaxed),
+        }
+    }
+
     /// Sets the driver's flags (`AVAIL_F_*`).
     pub fn set_avail_flags(&self, flags: u16) {
         self.avail[avail::FLAGS].store(flags, Ordering::Relaxed);

@@ -1,0 +1,219 @@
+//! Whatever a peer writes, the other end neither panics nor hangs nor touches what it must not, every mbuf is home at the end,
+//! and honest traffic flows again after a reset. A failure prints the seed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backend::queue::config::Position;
+use pmd::mbuf::MbufPool;
+use pmd::mem::{Arena, Pages};
+use pmd::port::{Burst, Fault, Stats, TxBurst};
+use proptest::prelude::*;
+use testbed::frame::Stream;
+use testbed::hostile::{LyingDevice, LyingDriver};
+use testbed::rings::{Direction, Guest, Pair, Setup, Traffic, bytes_of, packet};
+
+const BURSTS: usize = 100;
+
+fn setup(features: u64, regions: usize) -> Setup {
+    Setup { scratch: LyingDriver::SCRATCH, regions, ..Setup::new(features).ring(64, 64) }
+}
+
+fn host_pool(setup: &Setup) -> MbufPool {
+    MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+}
+
+/// Received packets are consistent, whatever the peer said; returns how many there were.
+fn judge(burst: &mut Burst) -> usize {
+    for mbuf in burst.as_slice() {
+        let bytes = bytes_of(mbuf).expect("lengths that agree");
+        assert!(bytes.len() >= 14, "a frame of {} bytes", bytes.len());
+    }
+    burst.free()
+}
+
+/// Sends a burst of packets of one to three segments, of bytes that make no valid address; what is not taken is freed.
+fn send(queue: &mut dyn TxBurst, pool: &MbufPool, turn: usize) {
+    let mut burst = Burst::new(8);
+    for i in 0..8 {
+        let len = 60 + (turn * 8 + i) * 37 % 2900;
+        burst.push(packet(pool, &vec![0xa5; len], len / (1 + i % 3) + 1).unwrap()).unwrap();
+    }
+    queue.tx_burst(&mut burst);
+}
+
+fn assert_traffic_flows(direction: Direction, guest: Guest, host: MbufPool) {
+    let mut pair = Pair::with(direction, guest.reset().unwrap(), host).unwrap();
+    let mut traffic = Traffic::new(&Stream::new(51, 1, 60..=1500), 1000, 32);
+    assert!(traffic.run(&mut pair, 500), "stands still after the reset");
+    traffic.finish(0).unwrap();
+    assert_eq!(pair.stop(), 0);
+}
+
+/// Faults of every kind, for the tests' own sake: lies that nobody notices are no test.
+fn assert_noticed(stats: &Stats) {
+    assert!(Fault::ALL.iter().any(|&fault| stats.fault(fault) > 0), "no lie was noticed: {stats:?}");
+}
+
+proptest! {
+    #[test]
+    fn the_driver_survives_any_device_receiving(
+        seed: u64, features in prop::sample::select(Direction::ToGuest.split_sets()), steps in 1..30_usize
+    ) {
+        let setup = setup(features, 1);
+        let guest = Guest::new(&setup).unwrap();
+        let (mut rx, mut device) = (guest.driver_rx().unwrap(), LyingDevice::new(&guest, seed).unwrap());
+        let mut burst = Burst::new(32);
+        for _ in 0..BURSTS {
+            (0..steps).for_each(|_| device.act());
+            let came = rx.queue.rx_burst(&mut burst);
+            prop_assert_eq!(judge(&mut burst), came);
+            rx.queue.pending();
+        }
+        assert_noticed(&rx.stats());
+        drop(rx);
+        prop_assert_eq!(guest.pool.mempool().in_use(), 0);
+        assert_traffic_flows(Direction::ToGuest, guest, host_pool(&setup));
+    }
+
+    #[test]
+    fn the_driver_survives_any_device_sending(
+        seed: u64, features in prop::sample::select(Direction::FromGuest.split_sets()), steps in 1..30_usize
+    ) {
+        let setup = setup(features, 1);
+        let guest = Guest::new(&setup).unwrap();
+        let (mut tx, mut device) = (guest.driver_tx().unwrap(), LyingDevice::new(&guest, seed).unwrap());
+        for turn in 0..BURSTS {
+            (0..steps).for_each(|_| device.act());
+            send(&mut *tx.queue, &guest.pool, turn);
+            tx.queue.reap();
+        }
+        drop(tx);
+        prop_assert_eq!(guest.pool.mempool().in_use(), 0);
+        assert_traffic_flows(Direction::FromGuest, guest, host_pool(&setup));
+    }
+
+    #[test]
+    fn the_device_survives_any_driver_sending(
+        seed: u64, features in prop::sample::select(Direction::FromGuest.split_sets()), regions in 1..8_usize, steps in 1..30_usize
+    ) {
+        let setup = setup(features, regions);
+        let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+        let mut driver = LyingDriver::new(&guest, seed).unwrap();
+        let mut device = guest.device_from_guest(&Position::default(), &host).unwrap();
+        let mut burst = Burst::new(32);
+        for _ in 0..BURSTS {
+            (0..steps).for_each(|_| driver.act());
+            let came = device.queue.rx_burst(&mut burst);
+            prop_assert_eq!(judge(&mut burst), came);
+        }
+        assert_noticed(&device.stats());
+        prop_assert!(driver.canary_lives());
+        drop((device, driver));
+        prop_assert_eq!(host.mempool().in_use(), 0);
+        assert_traffic_flows(Direction::FromGuest, guest, host);
+    }
+
+    #[test]
+    fn the_device_survives_any_driver_receiving(
+        seed: u64, features in prop::sample::select(Direction::ToGuest.split_sets()), regions in 1..8_usize, steps in 1..30_usize
+    ) {
+        let setup = setup(features, regions);
+        let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+        let mut driver = LyingDriver::new(&guest, seed).unwrap();
+        let mut device = guest.device_to_guest(&Position::default()).unwrap();
+        for turn in 0..BURSTS {
+            (0..steps).for_each(|_| driver.act());
+            send(&mut *device.queue, &host, turn);
+        }
+        assert_noticed(&device.stats());
+        prop_assert!(driver.canary_lives());
+        drop((device, driver));
+        prop_assert_eq!(host.mempool().in_use(), 0);
+        assert_traffic_flows(Direction::ToGuest, guest, host);
+    }
+}
+
+/// Runs `poll` so many times while `act` runs on another thread.
+fn meanwhile(mut act: impl FnMut() + Send, mut poll: impl FnMut()) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                act();
+            }
+        });
+        (0..50 * BURSTS).for_each(|_| poll());
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn the_device_survives_a_driver_that_changes_its_mind_between_two_looks() {
+    for direction in Direction::ALL {
+        for features in direction.split_sets() {
+            let setup = setup(features, 2);
+            let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+            let mut driver = LyingDriver::new(&guest, features).unwrap();
+            let position = Position::default();
+            if direction == Direction::FromGuest {
+                let mut device = guest.device_from_guest(&position, &host).unwrap();
+                let mut burst = Burst::new(32);
+                meanwhile(
+                    || driver.act(),
+                    || {
+                        device.queue.rx_burst(&mut burst);
+                        judge(&mut burst);
+                    },
+                );
+            } else {
+                let mut device = guest.device_to_guest(&position).unwrap();
+                let mut turn = 0;
+                meanwhile(
+                    || driver.act(),
+                    || {
+                        send(&mut *device.queue, &host, turn);
+                        turn += 1;
+                    },
+                );
+            }
+            assert!(driver.canary_lives());
+            drop(driver);
+            assert_eq!(host.mempool().in_use(), 0);
+            assert_traffic_flows(direction, guest, host);
+        }
+    }
+}
+
+#[test]
+fn the_driver_survives_a_device_that_changes_its_mind_between_two_looks() {
+    for direction in Direction::ALL {
+        for features in direction.split_sets() {
+            let setup = setup(features, 1);
+            let guest = Guest::new(&setup).unwrap();
+            let mut device = LyingDevice::new(&guest, features).unwrap();
+            if direction == Direction::ToGuest {
+                let (mut rx, mut burst) = (guest.driver_rx().unwrap(), Burst::new(32));
+                meanwhile(
+                    || device.act(),
+                    || {
+                        rx.queue.rx_burst(&mut burst);
+                        // The device may be writing to these frames: only their lengths are sure.
+                        judge(&mut burst);
+                    },
+                );
+            } else {
+                let (mut tx, mut turn) = (guest.driver_tx().unwrap(), 0);
+                meanwhile(
+                    || device.act(),
+                    || {
+                        send(&mut *tx.queue, &guest.pool, turn);
+                        turn += 1;
+                    },
+                );
+            }
+            drop(device);
+            assert_eq!(guest.pool.mempool().in_use(), 0);
+            assert_traffic_flows(direction, guest, host_pool(&setup));
+        }
+    }
+}
