@@ -1,7 +1,6 @@
 //! Results as a table for people, and as JSON for programs.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::{fs, thread};
 
 use serde::Serialize;
@@ -65,8 +64,7 @@ pub fn render(outcomes: &[Outcome]) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        text += &table(host, guest, &of_them);
-        text += &paths(&of_them);
+        text += &[table(host, guest, &of_them), paths(&of_them)].join("\n");
     }
     text
 }
@@ -91,23 +89,19 @@ fn table(host: Host, guest: Guest, outcomes: &[&Outcome]) -> String {
         }
         grid.push(line);
     }
-    align(&grid)
+    align(&grid, |column| if column == 0 { Align::Left } else { Align::Right })
 }
 
-/// The paths of each row.
+/// The paths of each row, as far as they were told.
 fn paths(outcomes: &[&Outcome]) -> String {
-    let name = |path: &Option<String>| path.clone().unwrap_or_else(|| "untold".to_owned());
-    let mut text = String::new();
-    let lines = outcomes.iter().map(|outcome| {
-        let Outcome { cell, guest_paths: guest, host_paths: host, .. } = outcome;
-        let guest = format!("guest rx {}, tx {}", name(&guest.rx), name(&guest.tx));
-        format!("{}: {guest}; host rx {}, tx {}", cell.combination(), name(&host.rx), name(&host.tx))
-    });
-    for line in distinct(lines) {
-        // Writing into a string does not fail.
-        let _ = writeln!(text, "paths of {line}");
-    }
-    text
+    let names = |Paths { rx, tx }: &Paths| match (rx, tx) {
+        (None, None) => "-".to_owned(),
+        (rx, tx) => [rx, tx].map(|name| name.as_deref().unwrap_or("-")).join(", "),
+    };
+    let row = |o: &&Outcome| vec![o.cell.combination(), names(&o.guest_paths), names(&o.host_paths)];
+    let mut grid = vec![["paths: receive, transmit", "guest", "host"].map(str::to_owned).to_vec()];
+    grid.extend(distinct(outcomes.iter().map(row)));
+    align(&grid, |_| Align::Left)
 }
 
 /// How the results came about: the units, the machine, the command.
@@ -119,9 +113,10 @@ pub fn conditions(outcomes: &[Outcome], plan: &Plan, command: &str) -> String {
     let sizes = distinct(outcomes.iter().flat_map(|outcome| &outcome.pages).map(|pages| pages.page_size));
     let sizes = sizes.iter().map(|size| format!("{} KiB", size / 1024)).collect::<Vec<_>>().join(" and ");
     let (seconds, cpus) = (plan.duration.as_secs_f64(), plan.cpus);
+    let build = if cfg!(debug_assertions) { "; a debug build, whose rates mean nothing" } else { "" };
     format!(
-        "Mpps that the guest receives, median of {SAMPLES} samples in {seconds} s; frames of {frame} bytes, bursts of {burst}, \
-         rings of {ring_size}\nmachine: {}; host on CPU {}, guest on CPU {}; our pages {}\ncommand: {command}\n",
+        "\nMpps that the guest receives, median of {SAMPLES} samples in {seconds} s; frames of {frame} bytes, bursts of {burst}, \
+         rings of {ring_size}\nmachine: {}; host on CPU {}, guest on CPU {}; our pages {}{build}\ncommand: {command}\n",
         machine(),
         cpus.host,
         cpus.guest,
@@ -139,21 +134,25 @@ fn machine() -> String {
     format!("{count} x {model}, Linux {}", read("/proc/sys/kernel/osrelease").trim())
 }
 
-/// The first column to the left, the others to the right.
-fn align(grid: &[Vec<String>]) -> String {
+/// The side of its column to which a text is set.
+#[derive(Clone, Copy, PartialEq)]
+enum Align {
+    Left,
+    Right,
+}
+
+/// Columns as wide as they need to be, two blanks apart.
+fn align(grid: &[Vec<String>], side: fn(usize) -> Align) -> String {
     let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| grid.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in grid {
-        let mut line = String::new();
-        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-            // Writing into a string does not fail.
-            let _ = match column {
-                0 => write!(line, "{cell:<width$}"),
-                _ => write!(line, "  {cell:>width$}", width = width.max(COLUMN_MIN)),
-            };
-        }
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match side(column) {
+            Align::Left => format!("{cell:<width$}"),
+            Align::Right => format!("{cell:>width$}", width = *width.max(&COLUMN_MIN)),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
         text += line.trim_end();
         text.push('\n');
     }

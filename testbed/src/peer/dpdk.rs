@@ -338,7 +338,11 @@ impl Testpmd {
     /// # Errors
     /// [`DpdkError::Exited`] if it does not.
     pub fn check(&mut self) -> Result<(), DpdkError> {
-        if self.child.try_wait().is_ok_and(|status| status.is_some()) { Err(self.exited("nothing")) } else { Ok(()) }
+        if self.child.try_wait().is_ok_and(|status| status.is_some()) {
+            Err(self.exited("the next command"))
+        } else {
+            Ok(())
+        }
     }
 
     /// Its process id.
