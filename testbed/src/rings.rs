@@ -5,6 +5,7 @@
 //! a test plays itself.
 
 mod raw;
+mod raw_packed;
 mod traffic;
 
 use std::fs::File;
@@ -27,6 +28,7 @@ use pmd::virtio::ring::Layout;
 use pmd::virtio::spec::{feature, header_len};
 use pmd::virtio::transmit::TxParams;
 pub use raw::{Link, RawRing};
+pub use raw_packed::{PackedChain, PackedEvent, RawPackedRing};
 use rustix::event::{EventfdFlags, eventfd};
 pub use traffic::{Traffic, bytes_of, packet};
 
@@ -34,6 +36,8 @@ pub use traffic::{Traffic, bytes_of, packet};
 pub const GUEST_PORT: u16 = 1;
 /// The port number of mbufs that the device received.
 pub const HOST_PORT: u16 = 2;
+/// The vring base of a fresh packed ring: both places 0, both wrap counters 1 (vhost-user, "Vring state description").
+pub const PACKED_BASE: u32 = 0x8000_8000;
 /// Arenas and regions consist of these.
 const PAGE: usize = 4096;
 
@@ -94,6 +98,12 @@ impl Direction {
     pub fn split_sets(self) -> Vec<u64> {
         self.feature_sets().into_iter().filter(|features| features & feature::RING_PACKED == 0).collect()
     }
+
+    /// Those of packed rings, likewise.
+    #[must_use]
+    pub fn packed_sets(self) -> Vec<u64> {
+        self.feature_sets().into_iter().filter(|features| features & feature::RING_PACKED != 0).collect()
+    }
 }
 
 fn needs<M>(rows: &[pmd::path::Row<M>]) -> Vec<u64> {
@@ -135,7 +145,7 @@ impl Setup {
     #[must_use]
     pub fn ring(self, size: u16, limit: u16) -> Self {
         // Both thresholds have to leave the ring a chance to fill.
-        let free_thresh = self.free_thresh.min(limit / 8 * 4).max(4);
+        let free_thresh = if limit < 8 { (limit / 4).max(1) } else { self.free_thresh.min(limit / 8 * 4) };
         Self { size, limit, free_thresh, ..self }
     }
 
@@ -287,7 +297,15 @@ impl Guest {
     /// # Errors
     /// [`RingsError`].
     pub fn device_to_guest(&self, position: &Position) -> Result<End<dyn TxBurst>, RingsError> {
-        let (config, bell) = self.config(0, position.get())?;
+        self.device_to_guest_at(self.base(position), position)
+    }
+
+    /// The device's end of the guest's receive ring, from vring base `base` on; its position ends up in `position`.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn device_to_guest_at(&self, base: u32, position: &Position) -> Result<End<dyn TxBurst>, RingsError> {
+        let (config, bell) = self.config(0, base)?;
         let stats = QueueStats::new();
         let parts = ToGuestParts { config, position: position.clone(), stats: Arc::clone(&stats) };
         let (path, queue) = to_guest(parts)?;
@@ -299,7 +317,20 @@ impl Guest {
     /// # Errors
     /// [`RingsError`].
     pub fn device_from_guest(&self, position: &Position, pool: &MbufPool) -> Result<End<dyn RxBurst>, RingsError> {
-        let (config, bell) = self.config(1, position.get())?;
+        self.device_from_guest_at(self.base(position), position, pool)
+    }
+
+    /// The device's end of the guest's transmit ring, from vring base `base` on; its position ends up in `position`.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn device_from_guest_at(
+        &self,
+        base: u32,
+        position: &Position,
+        pool: &MbufPool,
+    ) -> Result<End<dyn RxBurst>, RingsError> {
+        let (config, bell) = self.config(1, base)?;
         let stats = QueueStats::new();
         let (position, pool) = (position.clone(), pool.clone());
         let parts = FromGuestParts { config, position, pool, port: HOST_PORT, stats: Arc::clone(&stats) };
@@ -315,10 +346,22 @@ impl Guest {
         Ok(RawRing::new(&self.config(0, 0)?.0)?)
     }
 
+    /// The packed ring without any logic.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn raw_packed(&self) -> Result<RawPackedRing, RingsError> {
+        Ok(RawPackedRing::new(&self.config(0, 0)?.0)?)
+    }
+
+    /// The vring base of `position`, which is a fresh ring's if it is 0: packed rings begin with both wrap counters set. Tests
+    /// that stop a packed ring where its position is 0 name the base.
+    fn base(&self, position: &Position) -> u32 {
+        let packed = self.setup.features & feature::RING_PACKED != 0;
+        if packed && position.get() == 0 { PACKED_BASE } else { position.get() }
+    }
+
     fn config(&self, index: u16, position: u32) -> Result<(QueueConfig, Bell), RingsError> {
-        // A packed ring begins with both wrap counters set; no test stops one where its position is 0.
-        let fresh_packed = position == 0 && self.setup.features & feature::RING_PACKED != 0;
-        let position = if fresh_packed { 0x8000_8000 } else { position };
         let eventfd = File::from(eventfd(0, EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?);
         let call = Notifier::new(eventfd.try_clone()?)?;
         let config = QueueConfig {
@@ -334,6 +377,12 @@ impl Guest {
             call: Some(Arc::new(call)),
         };
         Ok((config, Bell::Call(eventfd)))
+    }
+
+    /// The ring's areas, for a test that drives a ring step by step.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Its memory.

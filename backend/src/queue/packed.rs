@@ -63,10 +63,10 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     pub fn activate(config: QueueConfig, position: Position) -> Result<Self, Error> {
         config.check_size()?;
         let avail = place(config.position, config.size);
-        // DPDK supplies the low half only. As a state of its own, 0 in the high half with the wrap counter set in the low one
-        // would be a ring that is in flight as a whole.
+        // DPDK supplies the low half only; a ring at rest has twice the same. As a state of its own, 0 in the high half would mean
+        // that all chains since slot 0 of this round are in flight, and a polling device does not stop like that.
         let used = config.position >> 16;
-        let used = if used == 0 && avail.wrap { avail } else { place(used, config.size) };
+        let used = if used == 0 { avail } else { place(used, config.size) };
         let device_event = config.view::<AtomicU16>(Area::Device, 0, 2)?;
         // A polling device wants no kicks (2.8.10).
         device_event[EVENT_FLAGS].store(PACKED_EVENT_F_DISABLE, Ordering::Relaxed);
@@ -165,6 +165,24 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
             self.write_used(self.used, head.id, written);
         }
         self.used = self.used.advance(head.descs, self.size);
+    }
+
+    /// The first one's flags are written last: the driver looks no further before it sees them.
+    #[inline]
+    fn complete_together(&mut self, chains: u16, mut written: impl FnMut(&Self, &Head) -> u32) {
+        let (at, first) = (self.used, self.pop());
+        let first_written = written(self, &first);
+        self.used = at.advance(first.descs, self.size);
+        for _ in 1..chains {
+            let head = self.pop();
+            let written = written(self, &head);
+            self.complete(&head, written);
+        }
+        if BATCHED {
+            self.last_id = if chains > 1 { self.last_id } else { first.id };
+        } else {
+            self.write_used(at, first.id, first_written);
+        }
     }
 
     #[inline(always)]

@@ -25,7 +25,8 @@ fn default_thresh(ring: u16) -> u16 {
     (ring / 4).clamp(1, 32)
 }
 
-/// Descriptors and refill threshold of a receive queue on a ring of `ring` descriptors.
+/// Descriptors and refill threshold of a receive queue on a ring of `ring` descriptors. The threshold is judged by the ring, as in
+/// DPDK, but never more than the descriptors in use, for more are never free.
 ///
 /// # Errors
 /// [`PortError`] for a number outside its limits.
@@ -35,14 +36,16 @@ pub fn rx(port: &str, config: &RxQueueConfig, ring: u16) -> Result<(u16, u16), P
     if thresh == 0 {
         return Ok((size, default_thresh(ring)));
     }
+    // On a ring that has no group of buffers to spare, any number will do.
+    let of = if usize::from(ring) > STAGE_GROUP_MIN { STAGE_GROUP_MIN as u16 } else { 1 };
     if thresh >= ring {
-        return Err(range(port, "rx_free_thresh", thresh, STAGE_GROUP_MIN as u16, ring - 1));
+        return Err(range(port, "rx_free_thresh", thresh, of, ring - 1));
     }
-    if !usize::from(thresh).is_multiple_of(STAGE_GROUP_MIN) {
-        let (value, of) = (thresh.into(), STAGE_GROUP_MIN as u64);
+    if !thresh.is_multiple_of(of) {
+        let (value, of) = (thresh.into(), of.into());
         return Err(PortError::Multiple { port: port.to_owned(), what: "rx_free_thresh", value, of });
     }
-    Ok((size, thresh))
+    Ok((size, thresh.min(size)))
 }
 
 /// Descriptors and reap threshold of a transmit queue on a ring of `ring` descriptors.
@@ -51,11 +54,11 @@ pub fn rx(port: &str, config: &RxQueueConfig, ring: u16) -> Result<(u16, u16), P
 /// [`PortError`] for a number outside its limits.
 pub fn tx(port: &str, config: &TxQueueConfig, ring: u16) -> Result<(u16, u16), PortError> {
     let size = size(port, config.size, ring)?;
+    // Below the ring less 3; the smallest rings have 1.
+    let max = ring.saturating_sub(4).max(1);
     match config.free_thresh {
         0 => Ok((size, default_thresh(ring))),
-        thresh if thresh >= ring.saturating_sub(3) => {
-            Err(range(port, "tx_free_thresh", thresh, 1, ring.saturating_sub(4)))
-        }
+        thresh if thresh > max => Err(range(port, "tx_free_thresh", thresh, 1, max)),
         thresh => Ok((size, thresh)),
     }
 }
