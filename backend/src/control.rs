@@ -2,8 +2,9 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, mpsc::TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -37,9 +38,51 @@ pub enum Mode {
 /// sockets.
 #[derive(Debug)]
 pub struct Control {
-    commands: Sender<Endpoint>,
-    wake: Arc<EventFd>,
+    line: Line,
+    next: AtomicU64,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the control thread is told.
+#[derive(Debug)]
+enum Command {
+    Add(u64, Box<Endpoint>),
+    /// Ends it; what was promised by then is dropped with the sender.
+    Remove(u64, Sender<()>),
+    Quit,
+}
+
+/// The way to the control thread.
+#[derive(Clone, Debug)]
+struct Line {
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+}
+
+impl Line {
+    fn send(&self, command: Command) -> Result<(), Error> {
+        let gone = |_| Error::System { step: "reaching the control thread", source: io::ErrorKind::BrokenPipe.into() };
+        self.commands.send(command).map_err(gone)?;
+        self.wake.write(1).map_err(|source| Error::System { step: "waking the control thread", source })
+    }
+}
+
+/// A device that is being served: until [`end`](Self::end), or else as long as its [`Control`] lives.
+#[derive(Debug)]
+pub struct Served {
+    line: Line,
+    id: u64,
+}
+
+impl Served {
+    /// Ends the connection, stops its rings and removes the socket; done when this returns.
+    pub fn end(&self) {
+        let (done, ended) = mpsc::channel();
+        // A control thread that is gone has done it already; one that goes meanwhile drops `done`.
+        if self.line.send(Command::Remove(self.id, done)).is_ok() {
+            let _ = ended.recv();
+        }
+    }
 }
 
 impl Control {
@@ -66,26 +109,25 @@ impl Control {
         let server = Server { epoll, wake: Arc::clone(&wake), incoming, endpoints: Vec::new(), message_timeout };
         let thread = thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || server.run()).map_err(failed("starting the control thread"))?;
-        Ok(Self { commands, wake, thread: Some(thread) })
+        Ok(Self { line: Line { commands, wake }, next: AtomicU64::new(0), thread: Some(thread) })
     }
 
     /// Serves `device` at the socket `path`, one front-end at a time.
     ///
     /// # Errors
     /// One of [`Error`]'s `Socket…` variants if the path cannot be used; a client's missing server is none.
-    pub fn add(&self, path: &Path, mode: Mode, device: Box<dyn Device>) -> Result<(), Error> {
+    pub fn add(&self, path: &Path, mode: Mode, device: Box<dyn Device>) -> Result<Served, Error> {
         let endpoint = Endpoint::new(path, mode, device)?;
-        let gone = |_| Error::System { step: "reaching the control thread", source: io::ErrorKind::BrokenPipe.into() };
-        self.commands.send(endpoint).map_err(gone)?;
-        self.wake.write(1).map_err(|source| Error::System { step: "waking the control thread", source })
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.line.send(Command::Add(id, Box::new(endpoint)))?;
+        Ok(Served { line: self.line.clone(), id })
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // The thread ends when it wakes up and finds the other end of the channel gone.
-        self.commands = mpsc::channel().0;
-        let _ = self.wake.write(1);
+        // Fails only if the thread has ended.
+        let _ = self.line.send(Command::Quit);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -98,8 +140,9 @@ impl Drop for Control {
 struct Server {
     epoll: Epoll,
     wake: Arc<EventFd>,
-    incoming: Receiver<Endpoint>,
-    endpoints: Vec<Endpoint>,
+    incoming: Receiver<Command>,
+    /// By place; a place that was left is taken again.
+    endpoints: Vec<Option<(u64, Box<Endpoint>)>>,
     message_timeout: Duration,
 }
 
@@ -115,31 +158,41 @@ impl Server {
             for event in &events[..count] {
                 if event.data() != WAKE {
                     let place = usize::try_from(event.data() / 2).unwrap_or(usize::MAX);
-                    if let Some(endpoint) = self.endpoints.get_mut(place) {
+                    if let Some(Some((_, endpoint))) = self.endpoints.get_mut(place) {
                         endpoint.ready(&self.epoll, event.data());
                     }
-                } else if !self.take_incoming() {
+                } else if !self.take_commands() {
                     return;
                 }
             }
-            for endpoint in &mut self.endpoints {
+            for (_, endpoint) in self.endpoints.iter_mut().flatten() {
                 endpoint.tick(&self.epoll, self.message_timeout);
             }
         }
     }
 
-    /// Takes new endpoints; `false` if the thread is to end.
-    fn take_incoming(&mut self) -> bool {
+    /// Does as told; `false` if the thread is to end.
+    fn take_commands(&mut self) -> bool {
         let _ = self.wake.read();
-        loop {
-            match self.incoming.try_recv() {
-                Ok(mut endpoint) => {
-                    endpoint.register(&self.epoll, self.endpoints.len() as u64 * 2);
-                    self.endpoints.push(endpoint);
+        while let Ok(command) = self.incoming.try_recv() {
+            match command {
+                Command::Add(id, mut endpoint) => {
+                    let place = self.endpoints.iter().position(Option::is_none).unwrap_or(self.endpoints.len());
+                    endpoint.register(&self.epoll, place as u64 * 2);
+                    if place == self.endpoints.len() {
+                        self.endpoints.push(None);
+                    }
+                    self.endpoints[place] = Some((id, endpoint));
                 }
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
+                Command::Remove(id, _done) => {
+                    let served =
+                        |place: &&mut Option<(u64, Box<Endpoint>)>| place.as_ref().is_some_and(|(i, _)| *i == id);
+                    // Its descriptors leave the epoll instance as they are closed.
+                    drop(self.endpoints.iter_mut().find(served).and_then(Option::take));
+                }
+                Command::Quit => return false,
             }
         }
+        true
     }
 }

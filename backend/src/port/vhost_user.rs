@@ -12,7 +12,7 @@ use pmd::port::{
 };
 use pmd::virtio::spec::{RING_SIZE_MAX, feature};
 
-use crate::control::{Control, Mode};
+use crate::control::{Control, Mode, Served};
 use crate::error::Error;
 use crate::queue::config::{Position, QueueConfig};
 use crate::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
@@ -47,10 +47,11 @@ pub struct VhostUserConfig {
     pub mac: [u8; 6],
 }
 
-/// A vhost-user port.
+/// A vhost-user port. Dropping it ends the connection and removes the socket.
 pub struct VhostUserPort {
     config: VhostUserConfig,
     shared: Arc<Shared>,
+    served: Served,
     started: bool,
 }
 
@@ -93,8 +94,9 @@ impl VhostUserPort {
         let state = Mutex::new(State { slots, rings, link_up: false });
         let shared = Arc::new(Shared { config: config.clone(), state });
         let device = Box::new(VhostDevice { shared: Arc::clone(&shared) });
-        control.add(&config.path, config.mode, device).map_err(|e| PortError::device(&config.address, e))?;
-        Ok(Self { config, shared, started: false })
+        let served = control.add(&config.path, config.mode, device);
+        let served = served.map_err(|e| PortError::device(&config.address, e))?;
+        Ok(Self { config, shared, served, started: false })
     }
 
     fn range(&self, what: &'static str, value: u16) -> PortError {
@@ -241,10 +243,10 @@ impl Port for VhostUserPort {
             let state = self.shared.lock();
             (0..).zip(&state.rings).filter(|(_, ring)| ring.set_up && !ring.deferred).map(|(vring, _)| vring).collect()
         };
-        for vring in wanted {
-            self.want(vring, true)?;
-        }
-        Ok(())
+        wanted.into_iter().try_for_each(|vring| self.want(vring, true)).inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = self.stop();
+        })
     }
 
     fn stop(&mut self) -> Result<(), PortError> {
@@ -285,6 +287,7 @@ impl Drop for VhostUserPort {
     fn drop(&mut self) {
         // Nothing is left to tell an error to.
         let _ = self.stop();
+        self.served.end();
     }
 }
 
@@ -317,7 +320,11 @@ impl Device for VhostDevice {
         let mut state = self.shared.lock();
         let Some(ring) = state.rings.get_mut(usize::from(vring)) else { return Ok(()) };
         ring.config = Some(config);
-        state.apply(vring, self.shared.config.port).map_err(|source| Error::Port(Box::new(source)))
+        state.apply(vring, self.shared.config.port).map_err(|source| {
+            // Not running, so it will not be stopped: let go of its memory now.
+            state.rings[usize::from(vring)].config = None;
+            Error::Port(Box::new(source))
+        })
     }
 
     fn queue_stop(&mut self, index: u16) -> Option<u32> {

@@ -49,7 +49,8 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
             buffer = self.enter(buffer)?;
         }
         self.ttl = self.ttl.checked_sub(1).ok_or(Fault::BadChain)?;
-        if buffer.flags & DESC_F_WRITE != self.writable {
+        let lax = R::READS_WRITABLE_ENTRIES && self.writable == 0 && self.table.is_some();
+        if buffer.flags & DESC_F_WRITE != self.writable && !lax {
             return Err(Fault::BadFlags);
         }
         if buffer.flags & DESC_F_NEXT != 0 {

@@ -56,6 +56,10 @@ pub trait DeviceRing: Send {
     /// Where the ring stands, for [`rewind`](Self::rewind).
     type Mark: Copy;
 
+    /// Whether a chain to be read may go through a table whose entries are marked as writable: DPDK's driver leaves that mark on
+    /// the header of what it sends from a packed ring, and to read what the guest could also let us write harms nobody.
+    const READS_WRITABLE_ENTRIES: bool;
+
     /// Chains that the driver has made available and that have not been taken, as far as they are of interest: rings that would
     /// have to look for more stop at `max`.
     ///

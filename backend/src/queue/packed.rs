@@ -37,8 +37,10 @@ pub struct PackedRing<const BATCHED: bool> {
     used: PackedPos,
     /// Where the completions begin that have not been made known.
     flushed: PackedPos,
-    /// The last completed chain.
-    last_id: u16,
+    /// Id and length of the completion to be written at `flushed`. It makes all that follow known, so it is written last: a
+    /// driver that finds the first buffer of a frame looks for the others at once, and DPDK's drops the frame if they are not
+    /// there yet.
+    first: (u16, u32),
     call: Option<Arc<Notifier>>,
     position: Position,
 }
@@ -78,7 +80,7 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             avail,
             used,
             flushed: used,
-            last_id: 0,
+            first: (0, 0),
             memory: config.memory,
             call: config.call,
             position,
@@ -116,6 +118,7 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
 
 impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
     type Mark = PackedPos;
+    const READS_WRITABLE_ENTRIES: bool = true;
 
     #[inline(always)]
     fn ready(&mut self, max: u16) -> Result<u16, Fault> {
@@ -159,8 +162,8 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
 
     #[inline(always)]
     fn complete(&mut self, head: &Head, written: u32) {
-        if BATCHED {
-            self.last_id = head.id;
+        if BATCHED || self.used == self.flushed {
+            self.first = (head.id, written);
         } else {
             self.write_used(self.used, head.id, written);
         }
@@ -190,9 +193,7 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         if self.used == self.flushed {
             return None;
         }
-        if BATCHED {
-            self.write_used(self.flushed, self.last_id, 0);
-        }
+        self.write_used(self.flushed, self.first.0, self.first.1);
         self.flushed = self.used;
         // Full fence between the used flags and our look at the driver's event flags (2.8.22.1); the driver has one between
         // asking for calls and its last look at the ring.

@@ -67,6 +67,7 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
 
 impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
     type Mark = u16;
+    const READS_WRITABLE_ENTRIES: bool = false;
 
     #[inline(always)]
     fn ready(&mut self, _max: u16) -> Result<u16, Fault> {
