@@ -37,10 +37,8 @@ pub struct PackedRing<const BATCHED: bool> {
     used: PackedPos,
     /// Where the completions begin that have not been made known.
     flushed: PackedPos,
-    /// Id and length of the completion to be written at `flushed`. It makes all that follow known, so it is written last: a
-    /// driver that finds the first buffer of a frame looks for the others at once, and DPDK's drops the frame if they are not
-    /// there yet.
-    first: (u16, u32),
+    /// The last completed chain.
+    last_id: u16,
     call: Option<Arc<Notifier>>,
     position: Position,
 }
@@ -80,7 +78,7 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             avail,
             used,
             flushed: used,
-            first: (0, 0),
+            last_id: 0,
             memory: config.memory,
             call: config.call,
             position,
@@ -162,8 +160,8 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
 
     #[inline(always)]
     fn complete(&mut self, head: &Head, written: u32) {
-        if BATCHED || self.used == self.flushed {
-            self.first = (head.id, written);
+        if BATCHED {
+            self.last_id = head.id;
         } else {
             self.write_used(self.used, head.id, written);
         }
@@ -193,7 +191,9 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         if self.used == self.flushed {
             return None;
         }
-        self.write_used(self.flushed, self.first.0, self.first.1);
+        if BATCHED {
+            self.write_used(self.flushed, self.last_id, 0);
+        }
         self.flushed = self.used;
         // Full fence between the used flags and our look at the driver's event flags (2.8.22.1); the driver has one between
         // asking for calls and its last look at the ring.
