@@ -87,7 +87,7 @@ impl Exchange {
             let mut moved = 0;
             let mut done = true;
             for (lane, &end) in self.lanes.iter_mut().zip(&ends) {
-                let under_way = lane.generator.made() - lane.returned;
+                let under_way = lane.generator.made().saturating_sub(lane.returned);
                 let room = window.saturating_sub(under_way).min(end - lane.generator.made());
                 lane.fill(&self.pool, self.cut, room, &mut self.frame);
                 moved += lane.tx.tx_burst(&mut lane.going) + lane.receive(&mut self.coming);
