@@ -177,6 +177,6 @@ fn a_memory_table_that_changes_under_traffic_loses_nothing() {
     let other = Arena::new(4 << 20, &Pages::Plain).unwrap();
     under_traffic(|guest, arena, time| {
         let arenas = [Arc::clone(arena), Arc::clone(&other)];
-        guest.transport.share(&arenas[..1 + (time % 2) as usize]).unwrap();
+        guest.transport.share(&arenas[..=(time % 2) as usize]).unwrap();
     });
 }
