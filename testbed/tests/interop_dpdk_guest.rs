@@ -10,7 +10,7 @@ use backend::port::vhost_user::VhostUserPort;
 use pmd::mempool::Worker;
 use pmd::port::{Link, Port};
 use testbed::frame::{Macs, Stream};
-use testbed::peer::dpdk::{Config, Forward, Role, Testpmd, VirtioUser};
+use testbed::peer::dpdk::{self, Config, Forward, Role, Testpmd, VirtioUser};
 use testbed::peer::turn;
 use testbed::ports::{Exchange, Memory, Shape, host, paths, wait_until};
 use vmm_sys_util::tempdir::TempDir;
@@ -24,6 +24,12 @@ const WINDOW: u64 = 32;
 
 /// A testpmd of `shape` on `socket` that sends back what it gets.
 fn guest(shape: Shape, socket: &Path, server: bool, forward: Forward) -> Testpmd {
+    let mut guest = Testpmd::launch(&config(shape, socket, server, forward)).unwrap();
+    guest.start().unwrap();
+    guest
+}
+
+fn config(shape: Shape, socket: &Path, server: bool, forward: Forward) -> Config {
     let Shape { packed, in_order, mergeable, queues, .. } = shape;
     let user = VirtioUser {
         server,
@@ -37,9 +43,7 @@ fn guest(shape: Shape, socket: &Path, server: bool, forward: Forward) -> Testpmd
     // A frame of 9000 bytes takes five of DPDK's mbufs.
     let jumbo = vec!["--max-pkt-len=9018".into(), "--enable-scatter".into()];
     let options = if mergeable { jumbo } else { Vec::new() };
-    let mut guest = Testpmd::launch(&Config { forward, options, ..Config::new(Role::VirtioUser(user), 1) }).unwrap();
-    guest.start().unwrap();
-    guest
+    Config { forward, options, ..Config::new(Role::VirtioUser(user), 1) }
 }
 
 /// The longest frame that testpmd takes, in `shape`.
@@ -235,4 +239,56 @@ fn dpdk_guest_killed_in_mid_traffic_leaves_nothing_behind() {
         drop((traffic, worker, testpmd));
         assert_eq!((memory.out(), descriptors()), (0, before));
     }
+}
+
+/// Bytes of guests' memory that this process has mapped.
+fn mapped() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let bytes = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some(usize::from_str_radix(end, 16).ok()? - usize::from_str_radix(start, 16).ok()?)
+    };
+    maps.lines().filter(|line| line.contains("seg_")).filter_map(bytes).sum()
+}
+
+/// Free huge pages of 2 MiB.
+fn huge_pages_free() -> usize {
+    let free = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or_default();
+    free.trim().parse().unwrap_or(0)
+}
+
+#[test]
+fn dpdk_guest_that_plugs_memory_in_under_traffic_loses_nothing() {
+    let _turn = turn();
+    if huge_pages_free() < 64 {
+        return eprintln!("not run: only memory on huge pages grows; reserve 64 of 2 MiB");
+    }
+    let dir = TempDir::new().unwrap();
+    let (socket, second) = (dir.as_path().join("s"), dir.as_path().join("second"));
+    let memory = Memory::new(MBUFS);
+    let control = Control::new().unwrap();
+    let mut port = host(1, &socket, Mode::Server, &memory, &control).unwrap();
+    let _other = host(8, &second, Mode::Server, &memory, &control).unwrap();
+    let config = config(Shape::PLAIN, &socket, false, Forward::Io);
+    // Less than it needs from the start, so that it takes no more than it needs and has to ask again for every large thing.
+    let mut testpmd = Testpmd::launch(&Config { memory: dpdk::Memory::Huge, memory_mib: 16, ..config }).unwrap();
+    testpmd.start().unwrap();
+    wait_up(&mut port);
+    let before = mapped();
+
+    let _worker = Worker::enter().unwrap();
+    let mut traffic = exchange(&port, &memory, 1000, Macs::Kept);
+    let attach = format!("port attach net_virtio_user1,path={},queues=8,queue_size=4096", second.display());
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| testpmd.command(&attach).unwrap());
+        let mut rounds = 0;
+        while !attached.is_finished() || rounds < 3 {
+            assert!(traffic.run(300, WINDOW), "{:?}", traffic.reports());
+            rounds += 1;
+        }
+        assert!(attached.join().unwrap().contains("Port 1 is attached"));
+    });
+    traffic.finish().unwrap();
+    // Each of the two ports has a table of its own of the same, by now larger, memory.
+    assert!(mapped() > 2 * before, "{before} bytes were mapped, and now {} by two", mapped());
 }
