@@ -8,7 +8,7 @@ use std::time::Duration;
 use backend::control::{Control, Mode};
 use backend::port::vhost_user::VhostUserPort;
 use pmd::mempool::Worker;
-use pmd::port::{Link, Port};
+use pmd::port::{BINS, Link, Port};
 use testbed::frame::{Macs, Stream};
 use testbed::peer::dpdk::{self, Config, Forward, Role, Testpmd, VirtioUser};
 use testbed::peer::turn;
@@ -291,4 +291,29 @@ fn dpdk_guest_that_plugs_memory_in_under_traffic_loses_nothing() {
     traffic.finish().unwrap();
     // Each of the two ports has a table of its own of the same, by now larger, memory.
     assert!(mapped() > 2 * before, "{before} bytes were mapped, and now {} by two", mapped());
+}
+
+#[test]
+fn dpdk_guest_counts_the_same_frames_bytes_and_sizes() {
+    let _turn = turn();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.as_path().join("s");
+    let (memory, control) = (Memory::new(MBUFS), Control::new().unwrap());
+    let mut port = host(1, &socket, Mode::Server, &memory, &control).unwrap();
+    let mut testpmd = guest(Shape { mergeable: true, ..Shape::PLAIN }, &socket, false, Forward::Io);
+    wait_up(&mut port);
+    let _worker = Worker::enter().unwrap();
+    for frame_max in [70, 700, 9000] {
+        let mut traffic = exchange(&port, &memory, frame_max, Macs::Kept);
+        assert!(traffic.run(500, WINDOW), "{:?}", traffic.reports());
+    }
+    let theirs = testpmd.xstats().unwrap();
+    for (stats, side) in [(port.tx_stats(), "rx"), (port.rx_stats(), "tx")] {
+        let their = |name: &str| theirs[&format!("{side}_q0_{name}")];
+        assert_eq!((stats.packets, stats.bytes), (their("good_packets"), their("good_bytes")));
+        for ((bin, _), count) in BINS.into_iter().zip(stats.bins) {
+            let name = if bin == "undersize" { "undersize_packets".into() } else { format!("size_{bin}_packets") };
+            assert_eq!(count, their(&name), "{side} {name}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pmd::fwd::open_port;
 use pmd::mempool::Worker;
-use pmd::port::{Link, Port};
+use pmd::port::{BINS, Link, Port};
 use pmd::virtio::user::Mode;
 use testbed::frame::{Macs, Stream};
 use testbed::peer::dpdk::{Config, Forward, Role, Testpmd, Vhost};
@@ -227,5 +227,30 @@ fn dpdk_host_killed_in_mid_traffic_takes_no_mbuf_with_it() {
         assert!(said.contains("closed the connection"), "{said}");
         // What a killed DPDK leaves is in the way of the next one.
         std::fs::remove_file(&socket).unwrap();
+    }
+}
+
+#[test]
+fn dpdk_host_counts_the_same_frames_bytes_and_sizes() {
+    let _turn = turn();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.as_path().join("s");
+    let mut testpmd = host(&socket, 1, false, Forward::Io);
+    let memory = Memory::new(MBUFS);
+    let port = guest(Shape { mergeable: true, ..Shape::PLAIN }, &socket, Mode::Client, &memory).unwrap();
+    testpmd.wait_link_up(SOON).unwrap();
+    let _worker = Worker::enter().unwrap();
+    for frame_max in [70, 700, 9000] {
+        let mut traffic = exchange(&port, &memory, frame_max, Macs::Kept);
+        assert!(traffic.run(500, WINDOW), "{:?}", traffic.reports());
+    }
+    let theirs = testpmd.xstats().unwrap();
+    for (stats, side) in [(port.tx_stats(), "rx"), (port.rx_stats(), "tx")] {
+        let their = |name: &str| theirs[&format!("{side}_q0_{name}")];
+        assert_eq!((stats.packets, stats.bytes), (their("good_packets"), their("good_bytes")));
+        for ((bin, _), count) in BINS.into_iter().zip(stats.bins) {
+            let name = if bin == "undersize" { "undersize_packets".into() } else { format!("size_{bin}_packets") };
+            assert_eq!(count, their(&name), "{side} {name}");
+        }
     }
 }

@@ -24,8 +24,8 @@ struct Pair {
     host: VhostUserPort,
     guest_memory: Memory,
     host_memory: Memory,
-    _control: Control,
-    _dir: TempDir,
+    control: Control,
+    dir: TempDir,
 }
 
 impl Pair {
@@ -46,7 +46,7 @@ impl Pair {
         let host = host(shape.queues, &socket, Mode::Server, &host_memory, &control).unwrap();
         let config = guest_config(shape, &socket, user::Mode::Client);
         let guest = VirtioPort::open(config, slice::from_ref(&guest_memory.arena)).unwrap();
-        Self { guest, host, guest_memory, host_memory, _control: control, _dir: dir }
+        Self { guest, host, guest_memory, host_memory, control, dir }
     }
 
     /// Either end as sender, with its pool, and the other as receiver.
@@ -313,5 +313,51 @@ fn a_deferred_queue_starts_when_told() {
         burst.free();
         port.stop().unwrap();
         assert_eq!(pair.guest_memory.out(), 0);
+    }
+}
+
+#[test]
+fn the_backends_port_keeps_the_same_rules_and_is_set_up_anew_under_a_connected_guest() {
+    let _turn = turn();
+    let mut pair = Pair::new(Shape { queues: 2, ..Shape::PLAIN });
+    let pool = pair.host_memory.pool.clone();
+    let port = &mut pair.host;
+    let expect = |said: String, parts: &[&str]| {
+        assert!(!said.contains('\n') && parts.iter().all(|part| said.contains(part)), "{parts:?}: {said}");
+    };
+    let both = |queues| PortConfig { rx_queues: queues, tx_queues: queues, ..PortConfig::default() };
+    for queues in [0, 129] {
+        let said = host(queues, &pair.dir.as_path().join("other"), Mode::Server, &pair.host_memory, &pair.control);
+        expect(said.err().unwrap().to_string(), &[&format!("queue pairs {queues} is outside 1..=128")]);
+    }
+    for out_of_turn in [port.start(), port.configure(&both(2)), port.rx_queue_setup(0, &rx(0, 0, &pool))] {
+        expect(said(out_of_turn), &["started", "stop it first"]);
+    }
+    for nowhere in [port.rx_queue_start(2), port.rx_queue_stop(2), port.tx_queue_start(u16::MAX)] {
+        expect(said(nowhere), &["x queue", "0..=1"]);
+    }
+    assert!(wait_until(|| port.rx_path(1).is_some() && port.tx_path(1).is_some()));
+    port.stop().unwrap();
+    expect(said(port.configure(&both(3))), &["rx queues 3", "0..=2"]);
+
+    // The guest has two pairs of rings, and the second one is not looked at for a while.
+    for queues in [1, 2] {
+        port.configure(&both(queues)).unwrap();
+        expect(said(port.rx_queue_setup(queues, &rx(0, 0, &pool))), &["rx queue"]);
+        for queue in 0..queues {
+            expect(said(port.rx_queue_setup(queue, &rx(31, 0, &pool))), &["queue size 31"]);
+            expect(said(port.tx_queue_setup(queue, &tx(31, 0))), &["queue size 31"]);
+            port.rx_queue_setup(queue, &rx(0, 0, &pool)).unwrap();
+            port.tx_queue_setup(queue, &tx(0, 0)).unwrap();
+        }
+        port.start().unwrap();
+        let (mut tx, mut burst) = (pair.guest.tx(queues - 1).unwrap(), Burst::new(1));
+        burst.push(frame(&pair.guest_memory.pool, 100)).unwrap();
+        assert_eq!(tx.tx_burst(&mut burst), 1);
+        let mut handle = port.rx(queues - 1).unwrap();
+        assert!(wait_until(|| handle.rx_burst(&mut burst) == 1));
+        burst.free();
+        port.stop().unwrap();
+        assert_eq!((port.link(), pair.host_memory.out()), (Link::Down, 0));
     }
 }

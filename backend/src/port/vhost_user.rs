@@ -16,7 +16,7 @@ use crate::control::{Control, Mode, Served};
 use crate::error::Error;
 use crate::queue::config::{Position, QueueConfig};
 use crate::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
-use crate::session::{Device, NET_CONFIG_LEN};
+use crate::session::{Device, NET_CONFIG_LEN, QUEUE_PAIRS_MAX};
 
 /// What the backend offers every guest.
 const FEATURES: u64 = feature::VERSION_1
@@ -87,8 +87,13 @@ impl VhostUserPort {
     /// Serves a socket. A front-end may connect at once; its rings run once the port has started.
     ///
     /// # Errors
-    /// [`PortError::Device`] if the socket cannot be had.
+    /// [`PortError::Range`] for a number of queue pairs that cannot be; [`PortError::Device`] if the socket cannot be had.
     pub fn open(config: VhostUserConfig, control: &Control) -> Result<Self, PortError> {
+        let (value, max) = (config.queue_pairs.into(), QUEUE_PAIRS_MAX.into());
+        if !(1..=max).contains(&value) {
+            let port = config.address.clone();
+            return Err(PortError::Range { port, what: "queue pairs", value, min: 1, max });
+        }
         let rings = (0..2 * config.queue_pairs).map(|_| Ring::default()).collect();
         let slots = Slots::new(&config.address, 0, 0);
         let state = Mutex::new(State { slots, rings, link_up: false });
@@ -99,9 +104,23 @@ impl VhostUserPort {
         Ok(Self { config, shared, served, started: false })
     }
 
-    fn range(&self, what: &'static str, value: u16) -> PortError {
-        let (port, max) = (self.config.address.clone(), u64::from(self.config.queue_pairs));
-        PortError::Range { port, what, value: value.into(), min: 0, max }
+    fn range(&self, what: &'static str, value: u16, max: u16) -> PortError {
+        PortError::Range { port: self.config.address.clone(), what, value: value.into(), min: 0, max: max.into() }
+    }
+
+    /// The vring that brings frames `from_guest` to receive queue `queue`.
+    fn rx_vring(&self, queue: u16) -> Result<u16, PortError> {
+        self.exists("rx queue", queue).map(|()| 2 * queue + 1)
+    }
+
+    /// The vring that takes frames `to_guest` from transmit queue `queue`.
+    fn tx_vring(&self, queue: u16) -> Result<u16, PortError> {
+        self.exists("tx queue", queue).map(|()| 2 * queue)
+    }
+
+    fn exists(&self, what: &'static str, queue: u16) -> Result<(), PortError> {
+        let max = self.config.queue_pairs - 1;
+        if queue <= max { Ok(()) } else { Err(self.range(what, queue, max)) }
     }
 
     fn must_be_stopped(&self, action: &'static str) -> Result<(), PortError> {
@@ -132,9 +151,7 @@ impl VhostUserPort {
     /// Tells whether the application wants one vring to run.
     fn want(&self, vring: u16, started: bool) -> Result<(), PortError> {
         let mut state = self.shared.lock();
-        let Some(ring) = state.rings.get_mut(usize::from(vring)) else {
-            return Err(self.range("queue", vring / 2));
-        };
+        let Some(ring) = state.rings.get_mut(usize::from(vring)) else { return Ok(()) };
         if started && !(ring.set_up && self.started) {
             let (port, action, remedy) = (self.config.address.clone(), "start", "set the queue up and start the port");
             return Err(PortError::State { port, action, state: "without that queue", remedy });
@@ -215,7 +232,7 @@ impl Port for VhostUserPort {
         self.must_be_stopped("be configured")?;
         for (what, queues) in [("rx queues", config.rx_queues), ("tx queues", config.tx_queues)] {
             if queues > self.config.queue_pairs {
-                return Err(self.range(what, queues));
+                return Err(self.range(what, queues, self.config.queue_pairs));
             }
         }
         let mut state = self.shared.lock();
@@ -228,12 +245,12 @@ impl Port for VhostUserPort {
 
     fn rx_queue_setup(&mut self, queue: u16, config: &RxQueueConfig) -> Result<(), PortError> {
         validate::rx(&self.config.address, config, RING_SIZE_MAX)?;
-        self.set_up(queue.saturating_mul(2).saturating_add(1), Some(config.pool.clone()), config.deferred_start)
+        self.set_up(self.rx_vring(queue)?, Some(config.pool.clone()), config.deferred_start)
     }
 
     fn tx_queue_setup(&mut self, queue: u16, config: &TxQueueConfig) -> Result<(), PortError> {
         validate::tx(&self.config.address, config, RING_SIZE_MAX)?;
-        self.set_up(queue.saturating_mul(2), None, config.deferred_start)
+        self.set_up(self.tx_vring(queue)?, None, config.deferred_start)
     }
 
     fn start(&mut self) -> Result<(), PortError> {
@@ -259,19 +276,19 @@ impl Port for VhostUserPort {
     }
 
     fn rx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
-        self.want(queue.saturating_mul(2).saturating_add(1), true)
+        self.want(self.rx_vring(queue)?, true)
     }
 
     fn rx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
-        self.want(queue.saturating_mul(2).saturating_add(1), false)
+        self.want(self.rx_vring(queue)?, false)
     }
 
     fn tx_queue_start(&mut self, queue: u16) -> Result<(), PortError> {
-        self.want(queue.saturating_mul(2), true)
+        self.want(self.tx_vring(queue)?, true)
     }
 
     fn tx_queue_stop(&mut self, queue: u16) -> Result<(), PortError> {
-        self.want(queue.saturating_mul(2), false)
+        self.want(self.tx_vring(queue)?, false)
     }
 
     fn link(&mut self) -> Link {

@@ -25,7 +25,7 @@ use crate::memory::GuestMemory;
 use ring::{Kick, Ring};
 
 /// Queue pairs at most: kick and call requests have 8 bits for a ring's index.
-const QUEUE_PAIRS_MAX: u16 = 128;
+pub const QUEUE_PAIRS_MAX: u16 = 128;
 
 /// A device and what its present front-end has negotiated; between connections, nothing.
 pub(crate) struct Session {
