@@ -4,6 +4,7 @@
 //! know who they are through a pair and judges what arrives. A [`RawRing`] is the same ring without any logic: for peers that
 //! a test plays itself.
 
+mod direction;
 mod raw;
 mod raw_packed;
 mod traffic;
@@ -15,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use backend::memory::{GuestMemory, RegionConfig};
 use backend::queue::config::{Notifier, Position, QueueConfig};
-use backend::queue::paths::{FROM_GUEST_PATHS, FromGuestParts, TO_GUEST_PATHS, ToGuestParts, from_guest, to_guest};
+use backend::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
+pub use direction::Direction;
 use pmd::mbuf::{MbufPool, MbufPoolConfig, ROOM_DEFAULT};
 use pmd::mem::{Arena, Pages};
 use pmd::path::select;
@@ -59,55 +61,6 @@ pub enum RingsError {
     /// The kernel refuses.
     #[error("a descriptor for the pair: {0}")]
     System(#[from] std::io::Error),
-}
-
-/// Which way a ring carries frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the device to the driver.
-    ToGuest,
-    /// From the driver to the device.
-    FromGuest,
-}
-
-impl Direction {
-    /// Both.
-    pub const ALL: [Direction; 2] = [Direction::ToGuest, Direction::FromGuest];
-
-    /// Feature sets that between them choose every row of the path tables, with each header length and, where it matters,
-    /// with and without indirect descriptors.
-    #[must_use]
-    pub fn feature_sets(self) -> Vec<u64> {
-        let (driver, device): (Vec<u64>, Vec<u64>) = match self {
-            Direction::ToGuest => (needs(RX_PATHS), needs(TO_GUEST_PATHS)),
-            Direction::FromGuest => (needs(TX_PATHS), needs(FROM_GUEST_PATHS)),
-        };
-        let extras: &[u64] = match self {
-            Direction::ToGuest => &[0, feature::VERSION_1],
-            Direction::FromGuest => &[0, feature::VERSION_1, feature::VERSION_1 | feature::INDIRECT_DESC],
-        };
-        let mut sets: Vec<u64> =
-            driver.iter().chain(&device).flat_map(|with| extras.iter().map(move |e| with | e)).collect();
-        sets.sort_unstable();
-        sets.dedup();
-        sets
-    }
-
-    /// Those of split rings, for tests that build such a ring by hand.
-    #[must_use]
-    pub fn split_sets(self) -> Vec<u64> {
-        self.feature_sets().into_iter().filter(|features| features & feature::RING_PACKED == 0).collect()
-    }
-
-    /// Those of packed rings, likewise.
-    #[must_use]
-    pub fn packed_sets(self) -> Vec<u64> {
-        self.feature_sets().into_iter().filter(|features| features & feature::RING_PACKED != 0).collect()
-    }
-}
-
-fn needs<M>(rows: &[pmd::path::Row<M>]) -> Vec<u64> {
-    rows.iter().map(|row| row.with).collect()
 }
 
 /// What a pair is to be.
@@ -383,6 +336,12 @@ impl Guest {
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// The features that its ring is for.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.setup.features
     }
 
     /// Its memory.

@@ -57,7 +57,7 @@ fn assert_noticed(stats: &Stats) {
 proptest! {
     #[test]
     fn the_driver_survives_any_device_receiving(
-        seed: u64, features in prop::sample::select(Direction::ToGuest.split_sets()), steps in 1..30_usize
+        seed: u64, features in prop::sample::select(Direction::ToGuest.feature_sets()), steps in 1..30_usize
     ) {
         let setup = setup(features, 1);
         let guest = Guest::new(&setup).unwrap();
@@ -77,7 +77,7 @@ proptest! {
 
     #[test]
     fn the_driver_survives_any_device_sending(
-        seed: u64, features in prop::sample::select(Direction::FromGuest.split_sets()), steps in 1..30_usize
+        seed: u64, features in prop::sample::select(Direction::FromGuest.feature_sets()), steps in 1..30_usize
     ) {
         let setup = setup(features, 1);
         let guest = Guest::new(&setup).unwrap();
@@ -94,7 +94,7 @@ proptest! {
 
     #[test]
     fn the_device_survives_any_driver_sending(
-        seed: u64, features in prop::sample::select(Direction::FromGuest.split_sets()), regions in 1..8_usize, steps in 1..30_usize
+        seed: u64, features in prop::sample::select(Direction::FromGuest.feature_sets()), regions in 1..8_usize, steps in 1..30_usize
     ) {
         let setup = setup(features, regions);
         let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
@@ -115,7 +115,7 @@ proptest! {
 
     #[test]
     fn the_device_survives_any_driver_receiving(
-        seed: u64, features in prop::sample::select(Direction::ToGuest.split_sets()), regions in 1..8_usize, steps in 1..30_usize
+        seed: u64, features in prop::sample::select(Direction::ToGuest.feature_sets()), regions in 1..8_usize, steps in 1..30_usize
     ) {
         let setup = setup(features, regions);
         let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
@@ -150,7 +150,7 @@ fn meanwhile(mut act: impl FnMut() + Send, mut poll: impl FnMut()) {
 #[test]
 fn the_device_survives_a_driver_that_changes_its_mind_between_two_looks() {
     for direction in Direction::ALL {
-        for features in direction.split_sets() {
+        for features in direction.feature_sets() {
             let setup = setup(features, 2);
             let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
             let mut driver = LyingDriver::new(&guest, features).unwrap();
@@ -187,7 +187,7 @@ fn the_device_survives_a_driver_that_changes_its_mind_between_two_looks() {
 #[test]
 fn the_driver_survives_a_device_that_changes_its_mind_between_two_looks() {
     for direction in Direction::ALL {
-        for features in direction.split_sets() {
+        for features in direction.feature_sets() {
             let setup = setup(features, 1);
             let guest = Guest::new(&setup).unwrap();
             let mut device = LyingDevice::new(&guest, features).unwrap();
