@@ -193,7 +193,7 @@ fn dpdk_guest_waits_while_the_port_or_one_queue_is_stopped_and_loses_nothing() {
             traffic.flood(20);
             port.stop().unwrap();
             assert_eq!(port.link(), Link::Down);
-            assert_eq!((traffic.flood(1), traffic.drain(Duration::ZERO)), (0, 0));
+            assert_eq!((traffic.offer(), traffic.drain(Duration::ZERO)), (0, 0));
             port.start().unwrap();
             traffic.flood(20);
             port.rx_queue_stop(0).unwrap();
@@ -201,7 +201,7 @@ fn dpdk_guest_waits_while_the_port_or_one_queue_is_stopped_and_loses_nothing() {
             port.rx_queue_start(0).unwrap();
             traffic.flood(20);
             port.tx_queue_stop(0).unwrap();
-            assert_eq!((port.tx_path(0), traffic.flood(1)), (None, 0));
+            assert_eq!((port.tx_path(0), traffic.offer()), (None, 0));
             port.tx_queue_start(0).unwrap();
             assert!(traffic.run(200, WINDOW), "{:?}", traffic.reports());
         }

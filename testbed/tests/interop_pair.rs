@@ -143,7 +143,7 @@ fn either_end_stops_and_goes_on_and_single_queues_do() {
             assert!(traffic.run(200, WINDOW), "{:?}", traffic.reports());
             port.stop().unwrap();
             assert_eq!((port.link(), memory.out()), (Link::Down, 0));
-            assert_eq!((traffic.flood(1), traffic.drain(Duration::ZERO)), (0, 0));
+            assert_eq!((traffic.offer(), traffic.drain(Duration::ZERO)), (0, 0));
             port.start().unwrap();
             assert!(traffic.run(200, WINDOW), "{:?}", traffic.reports());
             port.rx_queue_stop(queue).unwrap();

@@ -128,6 +128,16 @@ impl Exchange {
         taken
     }
 
+    /// Offers the port one more frame from every queue pair, once; returns how many it took.
+    pub fn offer(&mut self) -> usize {
+        let mut taken = 0;
+        for lane in &mut self.lanes {
+            lane.fill(&self.pool, self.cut, 1, &mut self.frame);
+            taken += lane.tx.tx_burst(&mut lane.going);
+        }
+        taken
+    }
+
     /// Receives until nothing has come for `still`; returns how many frames came.
     pub fn drain(&mut self, still: Duration) -> u64 {
         let (mut came, mut still_since) = (0, Instant::now());
