@@ -211,6 +211,7 @@ fn a_host_that_goes_in_mid_traffic_takes_no_mbuf_with_it() {
         let report = traffic.reports()[0];
         assert_eq!(report.corrupt + report.duplicate + report.late, 0, "{report:?}");
         traffic.let_go();
+        port.rx_queue_stop(0).unwrap();
         port.stop().unwrap();
         drop(echo);
         assert_eq!((memory.out(), host.memory.out()), (0, 0), "{shape:?}");

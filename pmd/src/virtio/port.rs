@@ -215,13 +215,15 @@ impl VirtioPort {
     /// Withdraws one ring of several. DPDK's `net_vhost` takes that for the end of the whole device, and goes on with a ring
     /// only when it is enabled once more.
     fn withdraw_one(&mut self, vring: u16) -> Result<(), PortError> {
-        let was_there = self.ring(vring).is_some();
+        if self.ring(vring).is_none() {
+            return Ok(());
+        }
         self.withdraw(vring)?;
-        for other in 0..self.rings.len() as u16 {
-            if was_there && self.ring(other).is_some() {
-                for enable in [false, true] {
-                    self.transport.queue_enable(other, enable).map_err(|e| self.failed(e))?;
-                }
+        let others: Vec<u16> = (0..self.rings.len() as u16).filter(|&other| self.ring(other).is_some()).collect();
+        for (other, enable) in others.into_iter().flat_map(|other| [(other, false), (other, true)]) {
+            match self.transport.queue_enable(other, enable) {
+                Err(e) if self.transport.is_connected() => return Err(self.failed(e)),
+                _ => {}
             }
         }
         Ok(())
