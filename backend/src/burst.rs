@@ -186,6 +186,19 @@ impl<R: DeviceRing> RxBurst for FromGuest<R> {
     fn pending(&mut self) -> usize {
         usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
     }
+
+    fn arm(&mut self) -> bool {
+        self.ring.arm();
+        if self.pending() > 0 {
+            self.ring.disarm();
+            return false;
+        }
+        true
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
 }
 
 /// One flush and one call test a burst.

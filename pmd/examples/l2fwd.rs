@@ -30,6 +30,7 @@ fn open(path: &str, number: u8, arena: &Arc<Arena>, pool: &MbufPool) -> Result<V
         ring_size: RING_SIZE,
         packed: false,
         in_order: false,
+        event_idx: false,
         mergeable: false,
         port: number.into(),
         mac: [2, 0, 0, 0, 1, number],

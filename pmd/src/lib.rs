@@ -57,3 +57,9 @@ pub mod sys;
 pub mod tx;
 #[cfg(not(loom))]
 pub mod virtio;
+#[cfg(loom)]
+pub mod virtio {
+    //! What of it is modelled.
+    pub mod event;
+    pub mod spec;
+}

@@ -73,6 +73,12 @@ pub trait RxRing: Send {
 
     /// Lets the device see what was staged; true if it had to be kicked.
     fn publish(&mut self) -> bool;
+
+    /// Asks the device to wake us when it completes the next slot. Look for it once more before sleeping.
+    fn arm(&mut self);
+
+    /// Asks the device not to wake us.
+    fn disarm(&mut self);
 }
 
 /// A frame whose last buffer has not been seen.
@@ -240,5 +246,18 @@ impl<R: RxRing> RxBurst for RxQueue<R> {
 
     fn pending(&mut self) -> usize {
         usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ring.arm();
+        if self.pending() > 0 {
+            self.ring.disarm();
+            return false;
+        }
+        true
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
     }
 }

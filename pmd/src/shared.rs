@@ -15,7 +15,13 @@ pub use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsi
 #[cfg(not(loom))]
 pub use self::cell::UnsafeCell;
 #[cfg(not(loom))]
-pub use self::view::{Shared, SharedBytes, View};
+pub use self::view::{SharedBytes, View};
+
+/// A type that may lie in memory which another process writes at any time.
+///
+/// # Safety
+/// The type consists of atomics only, has no padding, and every bit pattern of it is valid.
+pub unsafe trait Shared: Sync {}
 
 /// `std`'s cell with the closure interface of loom's, so that one source serves both.
 #[cfg(not(loom))]
@@ -46,11 +52,7 @@ mod view {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
-    /// A type that may lie in memory which another process writes at any time.
-    ///
-    /// # Safety
-    /// The type consists of atomics only, has no padding, and every bit pattern of it is valid.
-    pub unsafe trait Shared: Sync {}
+    use super::Shared;
 
     // SAFETY: an atomic integer has no padding and no invalid bit pattern.
     unsafe impl Shared for AtomicU8 {}
@@ -249,28 +251,6 @@ pub fn prefetch<T>(target: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = target;
-}
-
-/// Publishes ring index `value`, then tells whether the other side wants to be woken (virtio 1.3, 2.7.13.4.1 and 2.7.14): true
-/// unless its `flags` have the `suppress` bit.
-///
-/// Partner: [`rearm`] on the other side. The full fence keeps our look at its flags behind our index becoming visible; with
-/// the fence in `rearm`, at least one of the two sees what the other stored, so no wake-up is lost.
-#[inline(always)]
-pub fn publish(idx: &AtomicU16, value: u16, flags: &AtomicU16, suppress: u16) -> bool {
-    // Release: the ring entries are visible before the index that covers them.
-    idx.store(value, Ordering::Release);
-    fence(Ordering::SeqCst);
-    flags.load(Ordering::Relaxed) & suppress == 0
-}
-
-/// Asks to be woken (clears all of our `flags`), and returns the other side's index as it is *afterwards*: look at it again
-/// before going to sleep (virtio 1.3, 2.7.7.1). Partner: [`publish`].
-#[inline(always)]
-pub fn rearm(flags: &AtomicU16, idx: &AtomicU16) -> u16 {
-    flags.store(0, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
-    idx.load(Ordering::Acquire)
 }
 
 const FREE: u8 = 0;

@@ -122,6 +122,7 @@ pub fn guest_config(shape: Shape, socket: &Path, mode: user::Mode) -> VirtioConf
         ring_size: shape.size,
         packed: shape.packed,
         in_order: shape.in_order,
+        event_idx: false,
         mergeable: shape.mergeable,
         port: 0,
         mac: [2, 0, 0, 0, 0, 2],

@@ -10,9 +10,8 @@ mod raw_packed;
 mod traffic;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use backend::memory::{GuestMemory, RegionConfig};
 use backend::queue::config::{Notifier, Position, QueueConfig};
@@ -31,7 +30,7 @@ use pmd::virtio::spec::{feature, header_len};
 use pmd::virtio::transmit::TxParams;
 pub use raw::{Link, RawRing};
 pub use raw_packed::{PackedChain, PackedEvent, RawPackedRing};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 pub use traffic::{Traffic, bytes_of, packet};
 
 /// The port number of mbufs that the driver received.
@@ -129,7 +128,7 @@ pub struct End<Q: ?Sized> {
     pub path: &'static str,
     /// Its counters.
     pub stats: Arc<QueueStats>,
-    /// How often it woke the other end.
+    /// Where it wakes the other end.
     pub bell: Bell,
 }
 
@@ -141,35 +140,40 @@ impl<Q: ?Sized> End<Q> {
     }
 }
 
-/// Counts wake-ups.
+/// An eventfd by which one end of a ring wakes the other.
 #[derive(Debug)]
-pub enum Bell {
-    /// A driver's kicks.
-    Kick(Arc<AtomicU64>),
-    /// A device's calls.
-    Call(File),
-}
+pub struct Bell(File);
 
 impl Bell {
+    fn new() -> Result<Self, RingsError> {
+        Ok(Self(File::from(eventfd(0, EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?)))
+    }
+
     /// Wake-ups since the last call of this.
     #[must_use]
     pub fn take(&self) -> u64 {
-        match self {
-            Bell::Kick(count) => count.swap(0, Ordering::Relaxed),
-            Bell::Call(eventfd) => {
-                let (mut eventfd, mut count) = (eventfd, [0; 8]);
-                // Non-blocking: an error says that there was none.
-                eventfd.read_exact(&mut count).map_or(0, |()| u64::from_ne_bytes(count))
-            }
-        }
+        let (mut eventfd, mut count) = (&self.0, [0; 8]);
+        // Non-blocking: an error says that there was none.
+        eventfd.read_exact(&mut count).map_or(0, |()| u64::from_ne_bytes(count))
+    }
+
+    /// Sleeps until there is a wake-up, and takes it; false if none comes in time.
+    #[must_use]
+    pub fn wait(&self, timeout_ms_max: u16) -> bool {
+        let (sec, ms) = (timeout_ms_max / 1000, timeout_ms_max % 1000);
+        let timeout = Timespec { tv_sec: sec.into(), tv_nsec: i64::from(ms) * 1_000_000 };
+        let ready = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout));
+        ready.is_ok_and(|ready| ready > 0) && self.take() > 0
     }
 }
 
-struct CountingDoorbell(Arc<AtomicU64>);
+/// A driver's end of a [`Bell`].
+struct Kick(File);
 
-impl Doorbell for CountingDoorbell {
+impl Doorbell for Kick {
     fn ring(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        // Fails only if the counter is full: then the device has been woken.
+        let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 }
 
@@ -206,7 +210,7 @@ impl Guest {
     /// [`RingsError`].
     pub fn driver_rx(&self) -> Result<End<dyn RxBurst>, RingsError> {
         let row = select(RX_PATHS, self.setup.features, None)?;
-        let (stats, kicks) = (QueueStats::new(), Arc::default());
+        let (stats, bell) = (QueueStats::new(), Bell::new()?);
         let queue = (row.make)(RxParts {
             layout: &self.layout,
             params: RxParams {
@@ -215,12 +219,12 @@ impl Guest {
                 room: self.pool.room(),
                 port: GUEST_PORT,
             },
-            doorbell: Box::new(CountingDoorbell(Arc::clone(&kicks))),
+            doorbell: Box::new(Kick(bell.0.try_clone()?)),
             pool: self.pool.clone(),
             free_thresh: self.setup.free_thresh,
             stats: Arc::clone(&stats),
         });
-        Ok(End { queue, path: row.name, stats, bell: Bell::Kick(kicks) })
+        Ok(End { queue, path: row.name, stats, bell })
     }
 
     /// The driver's transmit end.
@@ -229,7 +233,7 @@ impl Guest {
     /// [`RingsError`].
     pub fn driver_tx(&self) -> Result<End<dyn TxBurst>, RingsError> {
         let row = select(TX_PATHS, self.setup.features, None)?;
-        let (stats, kicks) = (QueueStats::new(), Arc::default());
+        let (stats, bell) = (QueueStats::new(), Bell::new()?);
         let queue = (row.make)(TxParts {
             layout: &self.layout,
             params: TxParams {
@@ -237,12 +241,12 @@ impl Guest {
                 header_len: header_len(self.setup.features) as u16,
                 indirect: self.setup.features & feature::INDIRECT_DESC != 0,
             },
-            doorbell: Box::new(CountingDoorbell(Arc::clone(&kicks))),
+            doorbell: Box::new(Kick(bell.0.try_clone()?)),
             arena: &self.arena,
             free_thresh: self.setup.free_thresh,
             stats: Arc::clone(&stats),
         })?;
-        Ok(End { queue, path: row.name, stats, bell: Bell::Kick(kicks) })
+        Ok(End { queue, path: row.name, stats, bell })
     }
 
     /// The device's end of the guest's receive ring, from `position` on.
@@ -315,8 +319,8 @@ impl Guest {
     }
 
     fn config(&self, index: u16, position: u32) -> Result<(QueueConfig, Bell), RingsError> {
-        let eventfd = File::from(eventfd(0, EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?);
-        let call = Notifier::new(eventfd.try_clone()?)?;
+        let bell = Bell::new()?;
+        let call = Notifier::new(bell.0.try_clone()?)?;
         let config = QueueConfig {
             index,
             size: self.setup.size,
@@ -329,7 +333,7 @@ impl Guest {
             kick: None,
             call: Some(Arc::new(call)),
         };
-        Ok((config, Bell::Call(eventfd)))
+        Ok((config, bell))
     }
 
     /// The ring's areas, for a test that drives a ring step by step.

@@ -56,6 +56,7 @@ fn forward(in_order: bool, mergeable: bool, queues: u16, frames: u64, longest: u
         ring_size: RING_SIZE,
         packed: false,
         in_order,
+        event_idx: false,
         mergeable,
         port: 0,
         mac: [2, 0, 0, 0, 0, 2],

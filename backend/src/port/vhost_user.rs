@@ -25,6 +25,7 @@ const FEATURES: u64 = feature::VERSION_1
     | feature::IN_ORDER
     | feature::RING_PACKED
     | feature::INDIRECT_DESC
+    | feature::EVENT_IDX
     | feature::MQ
     | feature::MAC;
 /// Descriptors a queue is said to have before a guest has chosen.

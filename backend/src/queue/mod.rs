@@ -94,6 +94,12 @@ pub trait DeviceRing: Send {
     /// Makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to tell.
     fn flush(&mut self) -> Option<bool>;
 
+    /// Asks the driver to wake us when it makes the next chain available. Look for it once more before sleeping.
+    fn arm(&mut self);
+
+    /// Asks the driver not to wake us.
+    fn disarm(&mut self);
+
     /// The memory that descriptors point into.
     fn memory(&self) -> &Arc<GuestMemory>;
 

@@ -3,21 +3,18 @@
 //! Descriptors are claims: each is read once, into a private copy, and checked before it is used.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pmd::port::Fault;
 use pmd::shared::View;
-use pmd::virtio::spec::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, PACKED_EVENT_F_DISABLE, PackedMeta, PackedPos,
-};
+use pmd::virtio::event::PackedWish;
+use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, PackedMeta, PackedPos, feature};
 
 use super::config::{Area, Notifier, Position, QueueConfig};
 use super::{Buffer, DeviceRing, Head};
 use crate::error::Error;
 use crate::memory::GuestMemory;
 
-/// The flags of an event suppression structure, in units of 16 bits (2.8.10).
-const EVENT_FLAGS: usize = 1;
 /// The wrap counter in a half of the vring base (vhost-user, "Vring state description").
 const BASE_WRAP: u32 = 1 << 15;
 
@@ -27,8 +24,9 @@ const BASE_WRAP: u32 = 1 << 15;
 /// does not need each chain's length, which is so for chains that the device only reads.
 pub struct PackedRing<const BATCHED: bool> {
     desc: View<Desc>,
-    driver_event: View<AtomicU16>,
-    _device_event: View<AtomicU16>,
+    driver_event: View<AtomicU32>,
+    device_event: View<AtomicU32>,
+    event_idx: bool,
     memory: Arc<GuestMemory>,
     size: u16,
     /// Where the next chain is taken.
@@ -67,13 +65,11 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
         // that all chains since slot 0 of this round are in flight, and a polling device does not stop like that.
         let used = config.position >> 16;
         let used = if used == 0 { avail } else { place(used, config.size) };
-        let device_event = config.view::<AtomicU16>(Area::Device, 0, 2)?;
-        // A polling device wants no kicks (2.8.10).
-        device_event[EVENT_FLAGS].store(PACKED_EVENT_F_DISABLE, Ordering::Relaxed);
-        Ok(Self {
+        let mut ring = Self {
             desc: config.view(Area::Desc, 0, config.size.into())?,
-            driver_event: config.view(Area::Driver, 0, 2)?,
-            _device_event: device_event,
+            driver_event: config.view(Area::Driver, 0, 1)?,
+            device_event: config.view(Area::Device, 0, 1)?,
+            event_idx: config.features & feature::EVENT_IDX != 0,
             size: config.size,
             avail,
             used,
@@ -82,7 +78,10 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             memory: config.memory,
             call: config.call,
             position,
-        })
+        };
+        // Until it is armed.
+        ring.disarm();
+        Ok(ring)
     }
 
     #[inline(always)]
@@ -194,15 +193,20 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         if BATCHED {
             self.write_used(self.flushed, self.last_id, 0);
         }
-        self.flushed = self.used;
-        // Full fence between the used flags and our look at the driver's event flags (2.8.22.1); the driver has one between
-        // asking for calls and its last look at the ring.
-        fence(Ordering::SeqCst);
-        let wanted = self.driver_event[EVENT_FLAGS].load(Ordering::Relaxed) & 0b11 != PACKED_EVENT_F_DISABLE;
+        let old = std::mem::replace(&mut self.flushed, self.used);
+        let wanted = PackedWish(&self.driver_event[0]).wanted(old, self.used, self.size);
         if wanted && let Some(call) = &self.call {
             call.signal();
         }
         Some(wanted)
+    }
+
+    fn arm(&mut self) {
+        PackedWish(&self.device_event[0]).ask(self.avail, self.event_idx);
+    }
+
+    fn disarm(&mut self) {
+        PackedWish(&self.device_event[0]).refuse();
     }
 
     #[inline(always)]

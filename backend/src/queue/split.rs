@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use pmd::port::Fault;
-use pmd::shared::{View, publish};
-use pmd::virtio::spec::{AVAIL_F_NO_INTERRUPT, Desc, DescMeta, USED_F_NO_NOTIFY, UsedElem, avail, used};
+use pmd::shared::View;
+use pmd::virtio::event::SplitWish;
+use pmd::virtio::spec::{Desc, DescMeta, UsedElem, avail, feature, used};
 
 use super::config::{Area, Notifier, Position, QueueConfig};
 use super::{Buffer, DeviceRing, Head};
@@ -25,6 +26,7 @@ pub struct SplitRing<const BATCHED: bool> {
     used: View<UsedElem>,
     memory: Arc<GuestMemory>,
     mask: u16,
+    event_idx: bool,
     /// Chains taken.
     avail_idx: u16,
     /// Chains completed.
@@ -45,12 +47,13 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
     pub fn activate(config: QueueConfig, position: Position) -> Result<Self, Error> {
         config.check_size()?;
         let size = config.size;
-        let ring = Self {
+        let mut ring = Self {
             desc: config.view(Area::Desc, 0, size.into())?,
             avail: config.view(Area::Driver, 0, avail::words(size))?,
-            used_words: config.view(Area::Device, 0, 2)?,
+            used_words: config.view(Area::Device, 0, used::bytes(size) / 2)?,
             used: config.view(Area::Device, used::RING as u64, size.into())?,
             mask: size - 1,
+            event_idx: config.features & feature::EVENT_IDX != 0,
             avail_idx: config.position as u16,
             used_idx: config.position as u16,
             flushed: config.position as u16,
@@ -59,9 +62,31 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
             call: config.call,
             position,
         };
-        // A polling device wants no kicks (2.7.10).
-        ring.used_words[used::FLAGS / 2].store(USED_F_NO_NOTIFY, Ordering::Relaxed);
+        // With `EVENT_IDX` the flags have to be 0 (2.7.10.1), whatever an earlier device left there.
+        ring.used_words[used::FLAGS / 2].store(0, Ordering::Relaxed);
+        // Until it is armed.
+        ring.disarm();
         Ok(ring)
+    }
+
+    /// Where the device says when it wants to be woken.
+    #[inline(always)]
+    fn wish(&self) -> SplitWish<'_> {
+        if self.event_idx {
+            SplitWish::Entry(&self.used_words[used::avail_event(self.mask + 1) / 2])
+        } else {
+            SplitWish::Flags(&self.used_words[used::FLAGS / 2])
+        }
+    }
+
+    /// Where the driver does.
+    #[inline(always)]
+    fn driver_wish(&self) -> SplitWish<'_> {
+        if self.event_idx {
+            SplitWish::Entry(&self.avail[avail::used_event(self.mask + 1)])
+        } else {
+            SplitWish::Flags(&self.avail[avail::FLAGS])
+        }
     }
 }
 
@@ -117,13 +142,20 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
             elem.id.store(self.last_head.into(), Ordering::Relaxed);
             elem.len.store(0, Ordering::Relaxed);
         }
-        self.flushed = self.used_idx;
-        let idx = &self.used_words[used::IDX / 2];
-        let wanted = publish(idx, self.used_idx, &self.avail[avail::FLAGS], AVAIL_F_NO_INTERRUPT);
+        let old = std::mem::replace(&mut self.flushed, self.used_idx);
+        let wanted = self.driver_wish().publish(&self.used_words[used::IDX / 2], old, self.used_idx);
         if wanted && let Some(call) = &self.call {
             call.signal();
         }
         Some(wanted)
+    }
+
+    fn arm(&mut self) {
+        self.wish().ask(self.avail_idx);
+    }
+
+    fn disarm(&mut self) {
+        self.wish().refuse(self.avail_idx);
     }
 
     #[inline(always)]

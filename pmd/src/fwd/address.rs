@@ -32,6 +32,7 @@ const SCHEMES: [Scheme; 2] = [
             number("size", 2, 32768),
             flag("packed"),
             flag("in_order"),
+            flag("event_idx"),
             flag("mrg"),
             flag("server"),
         ],
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn what_is_no_address_gets_one_sentence_that_says_what_is() {
-        let keys = "queues=1..=128, size=2..=32768, packed, in_order, mrg, server";
+        let keys = "queues=1..=128, size=2..=32768, packed, in_order, event_idx, mrg, server";
         let schemes = "does not begin with a scheme; write SCHEME:PATH, SCHEME being one of virtio-user, vhost-user";
         for (text, problem) in [
             ("", format!("address  {schemes}")),

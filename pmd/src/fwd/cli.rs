@@ -28,7 +28,7 @@ const QUEUE_BYTES: usize = 64 << 10;
 /// Highest CPU number that can be named.
 const CPU_MAX: usize = 1023;
 
-const PORT_HELP: &str = "Port, as virtio-user:PATH[,queues=N][,size=N][,in_order][,mrg][,server]; repeatable: \
+const PORT_HELP: &str = "Port, as virtio-user:PATH[,queues=N][,size=N][,in_order][,event_idx][,mrg][,server]; repeatable: \
     0 and 1, 2 and 3 and so on forward to each other, an odd last one to itself";
 
 /// What can be said on the command line.

@@ -31,6 +31,7 @@ pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn 
         queue_pairs: address.queues(),
         ring_size: address.size(),
         in_order: address.flag("in_order"),
+        event_idx: address.flag("event_idx"),
         packed: address.flag("packed"),
         mergeable: address.flag("mrg"),
         port,

@@ -92,6 +92,14 @@ pub trait RxBurst: Send {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize;
     /// Buffers that are filled and wait to be received.
     fn pending(&mut self) -> usize;
+    /// Asks the other end to wake us when there is something to receive (virtio 1.3, 2.7.7 and 2.8.10). True if it was asked and there
+    /// is nothing yet, so that it is safe to sleep; once awake, [`disarm`](Self::disarm). False if something has come, or if this kind
+    /// of queue wakes nobody.
+    fn arm(&mut self) -> bool {
+        false
+    }
+    /// Asks the other end not to wake us, as at the beginning.
+    fn disarm(&mut self) {}
 }
 
 /// A transmit queue, as a worker drives it.

@@ -103,6 +103,17 @@ impl RxHandle {
     pub fn rx_burst(&mut self, burst: &mut Burst) -> usize {
         self.slot.with(|queue| queue.rx_burst(burst))
     }
+
+    /// Asks to be woken when there is something to receive; whether it is safe to sleep. A stopped queue wakes nobody: false. See
+    /// [`RxBurst::arm`].
+    pub fn arm(&mut self) -> bool {
+        self.slot.with(RxBurst::arm)
+    }
+
+    /// Asks not to be woken any more. See [`RxBurst::disarm`].
+    pub fn disarm(&mut self) {
+        self.slot.with(RxBurst::disarm);
+    }
 }
 
 impl TxHandle {

@@ -1,4 +1,5 @@
 //! virtio-net: the device as a [`Port`](crate::port::Port), its rings, and the transport.
+pub mod event;
 pub mod packed;
 pub mod paths;
 pub mod port;

@@ -1,22 +1,21 @@
 //! Packed rings, driver end (virtio 1.3, 2.8).
 
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::event::PackedWish;
 use super::ring::{Doorbell, DriverRing, Layout};
-use super::spec::{DESC_F_WRITE, Desc, PACKED_EVENT_F_DISABLE, PackedMeta, PackedPos};
+use super::spec::{DESC_F_WRITE, Desc, PackedMeta, PackedPos};
 use crate::mem::view;
 use crate::port::Fault;
 use crate::shared::View;
-
-/// The flags of an event suppression structure, in units of 16 bits (2.8.10).
-const EVENT_FLAGS: usize = 1;
 
 /// A packed ring. With `IN_ORDER`, a chain's id is the number of its first descriptor, and the n-th completion is the n-th chain
 /// (2.8.9).
 pub struct PackedRing<const IN_ORDER: bool> {
     desc: View<Desc>,
-    device_event: View<AtomicU16>,
-    _driver_event: View<AtomicU16>,
+    device_event: View<AtomicU32>,
+    driver_event: View<AtomicU32>,
+    event_idx: bool,
     /// Not `IN_ORDER`: the free id after each.
     next: Box<[u16]>,
     /// The first free id, and the last.
@@ -25,6 +24,8 @@ pub struct PackedRing<const IN_ORDER: bool> {
     size: u16,
     /// Where the next descriptor is written.
     avail: PackedPos,
+    /// Where those begin that the device has not been told of.
+    published: PackedPos,
     /// Where the next completion is written.
     used: PackedPos,
     /// Chains made available and not popped.
@@ -42,25 +43,27 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
     /// An empty ring.
     pub fn new(layout: &Layout, doorbell: Box<dyn Doorbell>) -> Self {
         let (size, [desc, driver_at, device_at]) = (layout.size, layout.offsets);
-        let driver_event = view::<AtomicU16>(&layout.span, driver_at, 2);
-        // A polling driver wants no interrupts (2.8.10).
-        driver_event[EVENT_FLAGS].store(PACKED_EVENT_F_DISABLE, Ordering::Relaxed);
-        Self {
+        let mut ring = Self {
             desc: view(&layout.span, desc, size.into()),
-            device_event: view(&layout.span, device_at, 2),
-            _driver_event: driver_event,
+            device_event: view(&layout.span, device_at, 1),
+            driver_event: view(&layout.span, driver_at, 1),
+            event_idx: layout.event_idx,
             next: (1..=size).collect(),
             free: (0, size - 1),
             free_count: size.into(),
             size,
             avail: PackedPos::START,
+            published: PackedPos::START,
             used: PackedPos::START,
             outstanding: 0,
             head: (0, 0),
             begun: false,
             batch: (0, 0),
             doorbell,
-        }
+        };
+        // Until it is armed.
+        ring.disarm();
+        ring
     }
 
     #[inline(always)]
@@ -178,14 +181,20 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
 
     #[inline(always)]
     fn publish(&mut self) -> bool {
-        // Full fence between the heads' flags and our look at the device's event flags (2.8.21.3.1); the device has one between
-        // asking for kicks and its last look at the ring.
-        fence(Ordering::SeqCst);
-        let kick = self.device_event[EVENT_FLAGS].load(Ordering::Relaxed) & 0b11 != PACKED_EVENT_F_DISABLE;
+        let old = std::mem::replace(&mut self.published, self.avail);
+        let kick = PackedWish(&self.device_event[0]).wanted(old, self.avail, self.size);
         if kick {
             self.doorbell.ring();
         }
         kick
+    }
+
+    fn arm(&mut self) {
+        PackedWish(&self.driver_event[0]).ask(self.used, self.event_idx);
+    }
+
+    fn disarm(&mut self) {
+        PackedWish(&self.driver_event[0]).refuse();
     }
 
     /// Entries of a table follow each other; of the flags only `WRITE` counts (2.8.7).

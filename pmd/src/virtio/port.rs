@@ -20,6 +20,7 @@ use crate::port::{Link, Port, PortConfig, PortError, PortInfo, RxQueueConfig, Sl
 
 /// What device to open, and how to use it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a feature, asked for by name or not")]
 pub struct VirtioConfig {
     /// The address as the user wrote it, for messages.
     pub address: String,
@@ -33,6 +34,8 @@ pub struct VirtioConfig {
     pub ring_size: u16,
     /// Ask for buffers to be used in order.
     pub in_order: bool,
+    /// Ask that each side may say by an entry when it wants to be woken (`EVENT_IDX`). Of use only to sides that sleep.
+    pub event_idx: bool,
     /// Ask for packed rings.
     pub packed: bool,
     /// Ask for frames that may fill several buffers.
@@ -113,6 +116,7 @@ impl VirtioPort {
         let wants = [
             (config.packed, feature::RING_PACKED, "packed"),
             (config.in_order, feature::IN_ORDER, "in_order"),
+            (config.event_idx, feature::EVENT_IDX, "event_idx"),
             (config.mergeable, feature::MRG_RXBUF, "mrg"),
         ];
         let asked = wants.iter().filter(|want| want.0).map(|want| want.1).sum::<u64>();

@@ -119,4 +119,12 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
     fn publish(&mut self) -> bool {
         self.ring.publish()
     }
+
+    fn arm(&mut self) {
+        self.ring.arm();
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
 }

@@ -27,6 +27,8 @@ pub struct Layout {
     pub avail: u64,
     /// IOVA of the device area: used ring, or device event suppression.
     pub used: u64,
+    /// Whether either side may say by an entry when it wants to be woken (`EVENT_IDX`).
+    pub(super) event_idx: bool,
     pub(super) span: Arc<Span>,
     pub(super) offsets: [usize; 3],
 }
@@ -50,6 +52,7 @@ impl Layout {
             desc: span.iova(0),
             avail: span.iova(avail_at),
             used: span.iova(used_at),
+            event_idx: features & feature::EVENT_IDX != 0,
             offsets: [0, avail_at, used_at],
             span,
         })
@@ -90,6 +93,12 @@ pub trait DriverRing: Send {
 
     /// Publishes what was pushed, and kicks if the device wants it; whether it did.
     fn publish(&mut self) -> bool;
+
+    /// Asks the device to wake us when it completes the chain that would be popped next. Look for it once more before sleeping.
+    fn arm(&mut self);
+
+    /// Asks the device not to wake us.
+    fn disarm(&mut self);
 
     /// An entry of an indirect table, as it lies in memory: the second word of a descriptor.
     fn table_meta(len: u32, flags: u16, index: u16) -> u64;

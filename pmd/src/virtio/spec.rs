@@ -124,6 +124,8 @@ pub const PACKED_DESC_F_USED: u16 = 1 << 15;
 pub const PACKED_EVENT_F_ENABLE: u16 = 0;
 /// Packed-ring event flags: notify never.
 pub const PACKED_EVENT_F_DISABLE: u16 = 1;
+/// Packed-ring event flags: notify when the descriptor at a place is there; takes `EVENT_IDX`.
+pub const PACKED_EVENT_F_DESC: u16 = 2;
 
 /// The second half of a packed ring's [`Desc`] (2.8.5): as [`DescMeta`], with a buffer id and the flags last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,10 +231,15 @@ pub mod avail {
     pub const IDX: usize = 1;
     /// The first ring entry.
     pub const RING: usize = 2;
+    /// `used_event`, the last word.
+    #[must_use]
+    pub const fn used_event(size: u16) -> usize {
+        RING + size as usize
+    }
     /// 16-bit words in the whole area.
     #[must_use]
     pub const fn words(size: u16) -> usize {
-        RING + size as usize + 1
+        used_event(size) + 1
     }
 }
 
@@ -244,10 +251,15 @@ pub mod used {
     pub const IDX: usize = 2;
     /// The first element.
     pub const RING: usize = 4;
+    /// `avail_event`, 16 bits, behind the elements.
+    #[must_use]
+    pub const fn avail_event(size: u16) -> usize {
+        RING + 8 * size as usize
+    }
     /// Bytes in the whole area.
     #[must_use]
     pub const fn bytes(size: u16) -> usize {
-        RING + 8 * size as usize + 2
+        avail_event(size) + 2
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use super::event::SplitWish;
 use super::ring::{Doorbell, DriverRing, Layout};
-use super::spec::{AVAIL_F_NO_INTERRUPT, Desc, DescMeta, USED_F_NO_NOTIFY, UsedElem, avail, used};
+use super::spec::{Desc, DescMeta, UsedElem, avail, used};
 use crate::mem::view;
 use crate::port::Fault;
-use crate::shared::{View, publish};
+use crate::shared::View;
 
 /// A split ring. With `IN_ORDER`, descriptors are used round and round, and the n-th completion is the n-th chain (2.7.9).
 pub struct SplitRing<const IN_ORDER: bool> {
@@ -24,6 +25,9 @@ pub struct SplitRing<const IN_ORDER: bool> {
     mask: u16,
     /// Chains made available.
     avail_idx: u16,
+    /// Those that the device has been told of.
+    published: u16,
+    event_idx: bool,
     /// Completions popped.
     used_idx: u16,
     /// The device's index as last seen.
@@ -40,10 +44,10 @@ impl<const IN_ORDER: bool> SplitRing<IN_ORDER> {
     pub fn new(layout: &Layout, doorbell: Box<dyn Doorbell>) -> Self {
         let (size, [desc, avail_at, used_at]) = (layout.size, layout.offsets);
         let mask = size - 1;
-        let ring = Self {
+        let mut ring = Self {
             desc: view(&layout.span, desc, size.into()),
             avail: view(&layout.span, avail_at, avail::words(size)),
-            used_words: view(&layout.span, used_at, 2),
+            used_words: view(&layout.span, used_at, used::bytes(size) / 2),
             used: view(&layout.span, used_at + used::RING, size.into()),
             entries: vec![0; size.into()].into(),
             next: (0..size).map(|i| i.wrapping_add(1) & mask).collect(),
@@ -51,15 +55,37 @@ impl<const IN_ORDER: bool> SplitRing<IN_ORDER> {
             free_count: size.into(),
             mask,
             avail_idx: 0,
+            published: 0,
+            event_idx: layout.event_idx,
             used_idx: 0,
             seen: 0,
             oldest: 0,
             batch: (0, 0),
             doorbell,
         };
-        // A polling driver wants no interrupts (2.7.7.1).
-        ring.avail[avail::FLAGS].store(AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
+        // Until it is armed.
+        ring.disarm();
         ring
+    }
+
+    /// Where the driver says when it wants to be woken.
+    #[inline(always)]
+    fn wish(&self) -> SplitWish<'_> {
+        if self.event_idx {
+            SplitWish::Entry(&self.avail[avail::used_event(self.mask + 1)])
+        } else {
+            SplitWish::Flags(&self.avail[avail::FLAGS])
+        }
+    }
+
+    /// Where the device does.
+    #[inline(always)]
+    fn device_wish(&self) -> SplitWish<'_> {
+        if self.event_idx {
+            SplitWish::Entry(&self.used_words[used::avail_event(self.mask + 1) / 2])
+        } else {
+            SplitWish::Flags(&self.used_words[used::FLAGS / 2])
+        }
     }
 
     /// The length of the oldest chain, whose element says `id` and `len`.
@@ -162,12 +188,20 @@ impl<const IN_ORDER: bool> DriverRing for SplitRing<IN_ORDER> {
 
     #[inline(always)]
     fn publish(&mut self) -> bool {
-        let flags = &self.used_words[used::FLAGS / 2];
-        let kick = publish(&self.avail[avail::IDX], self.avail_idx, flags, USED_F_NO_NOTIFY);
+        let old = std::mem::replace(&mut self.published, self.avail_idx);
+        let kick = self.device_wish().publish(&self.avail[avail::IDX], old, self.avail_idx);
         if kick {
             self.doorbell.ring();
         }
         kick
+    }
+
+    fn arm(&mut self) {
+        self.wish().ask(self.used_idx);
+    }
+
+    fn disarm(&mut self) {
+        self.wish().refuse(self.used_idx);
     }
 
     #[inline(always)]

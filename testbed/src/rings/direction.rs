@@ -37,6 +37,12 @@ impl Direction {
         sets
     }
 
+    /// Each of them without and with `EVENT_IDX`.
+    #[must_use]
+    pub fn event_sets(self) -> Vec<u64> {
+        self.feature_sets().into_iter().flat_map(|features| [features, features | feature::EVENT_IDX]).collect()
+    }
+
     /// Those of split rings, for tests that build such a ring by hand.
     #[must_use]
     pub fn split_sets(self) -> Vec<u64> {

@@ -18,6 +18,7 @@ pub struct RawRing {
     pub used_words: View<AtomicU16>,
     /// The used ring's elements.
     pub used: View<UsedElem>,
+    avail_event: View<AtomicU16>,
 }
 
 impl RawRing {
@@ -27,6 +28,7 @@ impl RawRing {
             avail: config.view(Area::Driver, 0, avail::words(config.size))?,
             used_words: config.view(Area::Device, 0, 2)?,
             used: config.view(Area::Device, used::RING as u64, config.size.into())?,
+            avail_event: config.view(Area::Device, used::avail_event(config.size) as u64, 1)?,
         })
     }
 
@@ -120,6 +122,16 @@ impl RawRing {
     /// Sets the device's flags (`USED_F_*`).
     pub fn set_used_flags(&self, flags: u16) {
         self.used_words[used::FLAGS / 2].store(flags, Ordering::Relaxed);
+    }
+
+    /// Sets the entry by which the driver says when it wants to be called (`used_event`).
+    pub fn set_used_event(&self, entry: u16) {
+        self.avail[avail::used_event(self.desc.len() as u16)].store(entry, Ordering::Relaxed);
+    }
+
+    /// Sets the entry by which the device says when it wants to be kicked (`avail_event`).
+    pub fn set_avail_event(&self, entry: u16) {
+        self.avail_event[0].store(entry, Ordering::Relaxed);
     }
 
     /// As a naive device: the descriptors of the chain at `head`, those of the table and those of an indirect one, as far as
