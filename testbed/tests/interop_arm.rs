@@ -8,8 +8,10 @@ use pmd::port::{Burst, Port};
 use pmd::virtio::port::{VirtioConfig, VirtioPort};
 use pmd::virtio::spec::feature;
 use pmd::virtio::user;
+use testbed::frame::{Macs, Stream};
+use testbed::peer::dpdk::{Config, Forward, Role, Testpmd, Vhost};
 use testbed::peer::turn;
-use testbed::ports::{Memory, Shape, guest_config, host, setup, wait_until};
+use testbed::ports::{Exchange, Memory, SOON, Shape, guest_config, host, setup, wait_until};
 use testbed::rings::packet;
 use vmm_sys_util::tempdir::TempDir;
 
@@ -51,5 +53,31 @@ fn a_queue_is_armed_while_there_is_nothing_and_it_runs() {
             host.stop().unwrap();
             assert!(!guest_rx.arm() && !host_rx.arm(), "stopped queues wake nobody");
         }
+    }
+}
+
+#[test]
+fn dpdk_host_that_was_offered_entries_to_wait_for_returns_every_byte() {
+    let _turn = turn();
+    let _worker = Worker::enter().unwrap();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.as_path().join("s");
+    let role = Role::Vhost(Vhost::new(&socket));
+    let mut testpmd = Testpmd::launch(&Config { forward: Forward::Io, ..Config::new(role, 0) }).unwrap();
+    testpmd.start().unwrap();
+    let memory = Memory::new(2048);
+    for shape in Shape::all() {
+        let config = VirtioConfig { event_idx: true, ..guest_config(shape, &socket, user::Mode::Client) };
+        let mut port = VirtioPort::open(config, slice::from_ref(&memory.arena)).unwrap();
+        pmd::fwd::open_port(&mut port, &setup(shape, &memory)).unwrap();
+        assert_ne!(port.features() & feature::EVENT_IDX, 0);
+        testpmd.wait_link_up(SOON).unwrap();
+        let mut traffic = Exchange::new(&port, &memory.pool, &Stream::new(24, 0, 60..=300), Macs::Kept).unwrap();
+        // More than the 16 bits of a split ring's entries, so that whatever is waited for comes round.
+        assert!(traffic.run(70_000, 24), "{shape:?}: {:?}", traffic.reports());
+        traffic.finish().unwrap();
+        drop(traffic);
+        port.stop().unwrap();
+        assert_eq!(memory.out(), 0, "{shape:?}");
     }
 }

@@ -59,7 +59,7 @@ fn ask(pair: &Pair, wanted: bool) {
 fn ask_for(pair: &Pair, number: u16) {
     if is_packed(pair) {
         let wrap = (number / SIZE).is_multiple_of(2);
-        let event = PackedEvent { place: number % SIZE | u16::from(wrap) << 15, flags: PACKED_EVENT_F_DESC };
+        let event = PackedEvent { place: (number % SIZE) | (u16::from(wrap) << 15), flags: PACKED_EVENT_F_DESC };
         let raw = pair.guest.raw_packed().unwrap();
         match pair.direction {
             Direction::ToGuest => raw.set_driver_event(event),
@@ -127,8 +127,8 @@ fn an_end_that_waits_for_an_entry_is_woken_by_the_burst_that_has_it() {
         for turn in 0..200_u16 {
             let (first, len, wait_for) = (traffic.made() as u16, 1 + turn % 7, turn % 23);
             ask_for(&pair, first + wait_for);
-            let bursts = (0..23 / len + 1).map(|_| round(&mut pair, &mut traffic, len.into()).0).collect::<Vec<_>>();
-            let expected = (0..23 / len + 1).map(|burst| u64::from(burst == wait_for / len)).collect::<Vec<_>>();
+            let bursts = (0..=23 / len).map(|_| round(&mut pair, &mut traffic, len.into()).0).collect::<Vec<_>>();
+            let expected = (0..=23 / len).map(|burst| u64::from(burst == wait_for / len)).collect::<Vec<_>>();
             assert_eq!(bursts, expected, "{pair}: entry {wait_for} of bursts of {len}");
         }
     }

@@ -118,7 +118,7 @@ fn no_wake_up_is_lost_in_100_000_messages() {
 }
 
 #[test]
-#[ignore = "takes minutes; testbed/check --long runs it"]
+#[ignore = "8 million messages; testbed/check --long runs it"]
 fn no_wake_up_is_lost_in_1_000_000_messages() {
     talk_on_every_kind_of_ring(1_000_000);
 }
