@@ -34,6 +34,8 @@ mod pool;
 mod raw;
 mod refcnt;
 mod staged;
+#[cfg(test)]
+mod tests;
 
 use std::ptr::NonNull;
 
