@@ -5,6 +5,7 @@
 //! `sys.rs` (a counting allocator, and seccomp). The workspace denies it everywhere else.
 
 pub mod cli;
+pub mod compare;
 pub mod frame;
 pub mod hostile;
 pub mod ledger;

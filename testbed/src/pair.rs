@@ -43,7 +43,7 @@ pub const GUEST_ROLE: &str = "guest-role";
 /// How long the link may take to come up once both ends are there.
 const LINK_MAX: Duration = Duration::from_secs(10);
 /// Traffic runs so long before it is measured.
-const WARM_UP_MAX: Duration = Duration::from_millis(200);
+pub const WARM_UP_MAX: Duration = Duration::from_millis(200);
 /// Rates are taken over so many equal parts of the time.
 pub const SAMPLES: u32 = 5;
 /// How long the rings may take to run dry.
@@ -318,8 +318,8 @@ fn mpps(earlier: &Counts, now: &Counts) -> f64 {
 }
 
 impl Rate {
-    /// The rate of several samples; 0 of none.
-    fn of(samples: &mut [f64]) -> Self {
+    /// The rate of several samples; 0 of none. Of an even number the upper of the two in the middle is the median.
+    pub(crate) fn of(samples: &mut [f64]) -> Self {
         samples.sort_by(f64::total_cmp);
         let middle = samples.len() / 2;
         let [mpps, low, high] =

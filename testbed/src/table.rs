@@ -1,12 +1,14 @@
 //! Results as a table for people, and as JSON for programs.
 
+pub mod compare;
+
 use std::collections::BTreeMap;
 use std::{fs, thread};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::pair::{Cell, Guest, Host, Outcome, Paths, Plan, SAMPLES, Traffic};
+use crate::pair::{Cell, Guest, Host, Outcome, Paths, Plan, Traffic};
 
 /// Least width of a column of rates.
 const COLUMN_MIN: usize = 6;
@@ -104,18 +106,18 @@ fn paths(outcomes: &[&Outcome]) -> String {
     align(&grid, |_| Align::Left)
 }
 
-/// How the results came about: the units, the machine, the command.
+/// How the results came about: the units, `how` they are made of samples, the machine, the command.
 #[must_use]
-pub fn conditions(outcomes: &[Outcome], plan: &Plan, command: &str) -> String {
+pub fn conditions(outcomes: &[Outcome], plan: &Plan, how: &str, command: &str) -> String {
     let Some(Cell { frame, burst, ring_size, .. }) = outcomes.first().map(|outcome| outcome.cell) else {
         return String::new();
     };
     let sizes = distinct(outcomes.iter().flat_map(|outcome| &outcome.pages).map(|pages| pages.page_size));
     let sizes = sizes.iter().map(|size| format!("{} KiB", size / 1024)).collect::<Vec<_>>().join(" and ");
-    let (seconds, cpus) = (plan.duration.as_secs_f64(), plan.cpus);
+    let cpus = plan.cpus;
     let build = if cfg!(debug_assertions) { "; a debug build, whose rates mean nothing" } else { "" };
     format!(
-        "\nMpps that the guest receives, median of {SAMPLES} samples in {seconds} s; frames of {frame} bytes, bursts of {burst}, \
+        "\nMpps that the guest receives, {how}; frames of {frame} bytes, bursts of {burst}, \
          rings of {ring_size}\nmachine: {}; host on CPU {}, guest on CPU {}; our pages {}{build}\ncommand: {command}\n",
         machine(),
         cpus.host,

@@ -28,6 +28,12 @@ fn usage_errors_are_one_sentence_and_exit_code_2() {
         ("loop --cpus 0", "write the host's CPU and the guest's, like 0,1"),
         ("loop --cpus 0,1000", "CPU 1000 cannot be used; those that can are "),
         ("loop --guest dpdk --rx-path split", "--rx-path chooses a path of our guest, but no guest is ours"),
+        ("compare pair", "[possible values: loop]"),
+        ("compare --rounds 0", "0 is not in 1..=99"),
+        ("compare --guest dpdk", "unexpected argument '--guest'"),
+        ("compare loop --queues 129", "129 is not in 1..=128"),
+        ("compare --seconds 0", "write 0.01 to 3600 seconds"),
+        ("compare --cpus 0,1000", "CPU 1000 cannot be used; those that can are "),
     ] {
         let output = run(args);
         let said = stderr(&output);
@@ -42,6 +48,8 @@ fn what_cannot_be_done_is_one_sentence_and_exit_code_1() {
         ("loop --rx-path warp", "no path is called warp; there are: "),
         ("loop --tx-path split-in-order --in-order off", "split-in-order"),
         ("loop --guest dpdk --dpdk-root /nonexistent", "dpdk-testpmd does not run in /nonexistent"),
+        ("compare --dpdk-root /nonexistent", "dpdk-testpmd does not run in /nonexistent"),
+        ("compare --dpdk-root /nonexistent --json", "or run testbed/check, which does"),
     ] {
         let output = run(args);
         let said = stderr(&output);
@@ -52,10 +60,13 @@ fn what_cannot_be_done_is_one_sentence_and_exit_code_1() {
 
 #[test]
 fn help_goes_to_standard_output() {
-    let output = run("loop --help");
-    assert_eq!(output.status.code(), Some(0));
-    for option in ["--engine", "--ring-size", "--cpus", "--json", "[default: rxonly,io]", "[default: split,packed]"] {
-        assert!(stdout(&output).contains(option), "{option}");
+    let common = ["--engine", "--ring-size", "--cpus", "--json", "[default: rxonly,io]", "[default: split,packed]"];
+    for (command, own) in [("loop", ["--guest", "[default: 1,2,3]"]), ("compare", ["--rounds", "--all"])] {
+        let output = run(&format!("{command} --help"));
+        assert_eq!(output.status.code(), Some(0));
+        for option in common.iter().chain(&own) {
+            assert!(stdout(&output).contains(option), "{command} {option}");
+        }
+        assert!(!stdout(&output).contains("-role"));
     }
-    assert!(!stdout(&output).contains("-role"));
 }
