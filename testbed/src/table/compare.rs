@@ -73,7 +73,8 @@ pub fn conditions(series: &[Series], plan: &Plan, dpdk: Version, command: &str) 
     let rounds = series.iter().map(|series| series.rounds);
     let (least, most) = (rounds.clone().min().unwrap_or(0), rounds.max().unwrap_or(0));
     let rounds = if least == most { most.to_string() } else { format!("{least} to {most}") };
-    let how = format!("median of {rounds} rounds of {} s", plan.duration.as_secs_f64());
+    let s = if most == 1 { "" } else { "s" };
+    let how = format!("median of {rounds} round{s} of {} s", plan.duration.as_secs_f64());
     let conditions = super::conditions(&outcomes, plan, &how, command);
     if conditions.is_empty() {
         return conditions;
