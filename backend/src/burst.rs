@@ -163,7 +163,7 @@ struct Tally {
     bytes: usize,
 }
 
-impl<R: DeviceRing> RxBurst for FromGuest<R> {
+impl<R: DeviceRing + 'static> RxBurst for FromGuest<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
         let ready = self.ring.ready(burst.room() as u16).unwrap_or_else(|fault| {
             self.stats.fault(fault);
@@ -239,7 +239,11 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
     #[inline(always)]
     fn put(&mut self, mbuf: &Mbuf, ready: &mut u16) -> Put {
         if *ready == 0 {
-            return Put::NoRoom;
+            // Frames of several buffers have used up those looked for at first.
+            *ready = self.ring.ready(GROUP as u16).unwrap_or(0);
+            if *ready == 0 {
+                return Put::NoRoom;
+            }
         }
         let mark = self.ring.mark();
         let head = self.ring.pop();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::mbuf::{Chain, Mbuf, MbufPool};
-use crate::port::{Burst, Fault, QueueStats, RxBurst};
+use crate::port::{BURST_MAX, Burst, Fault, QueueStats, RxBurst};
 use crate::virtio::spec::FRAME_LEN_MIN;
 
 /// Completed slots looked for in a burst: more than a burst takes, so that frames of several buffers come whole.
@@ -73,6 +73,11 @@ pub trait RxRing: Send {
 
     /// Lets the device see what was staged; true if it had to be kicked.
     fn publish(&mut self) -> bool;
+
+    /// Makes what the device has not completed available anew, see [`RxBurst::rewind`]. All that it has completed was taken.
+    fn rewind(&mut self) -> Option<u32> {
+        None
+    }
 
     /// Asks the device to wake us when it completes the next slot. Look for it once more before sleeping.
     fn arm(&mut self);
@@ -207,7 +212,7 @@ struct Tally {
     bytes: usize,
 }
 
-impl<R: RxRing> RxBurst for RxQueue<R> {
+impl<R: RxRing + 'static> RxBurst for RxQueue<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
         let ready = self.ring.ready(READY_MAX).unwrap_or_else(|fault| {
             self.stats.fault(fault);
@@ -246,6 +251,23 @@ impl<R: RxRing> RxBurst for RxQueue<R> {
 
     fn pending(&mut self) -> usize {
         usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
+    }
+
+    fn rewind(&mut self, received: &mut Vec<Mbuf>) -> Option<u32> {
+        let mut burst = Burst::new(BURST_MAX);
+        // Each round takes a slot at least, and a device that is gone completes no more than it had.
+        for _ in 0..=u16::MAX {
+            if self.pending() == 0 {
+                break;
+            }
+            let count = self.rx_burst(&mut burst);
+            received.extend(burst.take_front(count));
+        }
+        if self.partial.take().is_some() {
+            // The rest of this frame went with the device.
+            self.stats.fault(Fault::BadSegments);
+        }
+        self.ring.rewind()
     }
 
     fn arm(&mut self) -> bool {

@@ -30,6 +30,11 @@ pub trait TxRing: Send {
     /// Lets the device see what was staged; true if it had to be kicked.
     fn publish(&mut self) -> bool;
 
+    /// Makes what the device has not completed available anew, see [`TxBurst::rewind`]. All that it has completed was reaped.
+    fn rewind(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Frees packets that the device is done with; returns how many. False claims of the device are counted in `stats`.
     fn reap(&mut self, stats: &QueueStats) -> usize;
 }
@@ -104,5 +109,10 @@ impl<R: TxRing> TxBurst for TxQueue<R> {
 
     fn reap(&mut self) -> usize {
         self.ring.reap(&self.stats)
+    }
+
+    fn rewind(&mut self) -> Option<u32> {
+        self.reap();
+        self.ring.rewind()
     }
 }

@@ -4,6 +4,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use tracing::info;
+
 use super::engine::{Macs, Stream, StreamCounters};
 use super::generate::Generator;
 use super::stats::{Counts, FinalReport, FwdStats, Pages, PortState, PortStats, StreamStats};
@@ -40,6 +42,8 @@ pub struct Forwarder {
     streams: Vec<(StreamStats, Arc<StreamCounters>)>,
     orders: Arc<Orders>,
     workers: Vec<JoinHandle<()>>,
+    /// What was last told about each port.
+    told: Vec<String>,
     since: Instant,
 }
 
@@ -55,6 +59,7 @@ impl Forwarder {
         pools.push(config.pool.clone());
         let arena = config.pool.arena();
         let mut forwarder = Self {
+            told: vec![String::new(); ports.len()],
             ports,
             pools,
             pages: Pages { page_size: arena.page_size(), advice: arena.advice() },
@@ -153,6 +158,21 @@ impl Forwarder {
     /// What the memory of generated frames consists of.
     pub fn pages(&self) -> Pages {
         self.pages.clone()
+    }
+
+    /// Looks after the ports' peers, see [`Port::recover`]; to be called once a second or so. What has changed is logged.
+    pub fn recover(&mut self) {
+        for (port, told) in self.ports.iter_mut().zip(&mut self.told) {
+            let news = match port.recover() {
+                Ok(Link::Up) => "the link is up".to_owned(),
+                Ok(Link::Down) => "the link is down".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            if *told != news {
+                info!("port {}: {news}", port.info().address);
+                *told = news;
+            }
+        }
     }
 
     /// How the ports stand.

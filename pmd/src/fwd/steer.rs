@@ -143,6 +143,7 @@ pub(super) fn watch(
         }
         if now >= tick {
             tick += INTERVAL;
+            forwarder.recover();
         }
     }
     let report = forwarder.shutdown();
@@ -208,11 +209,19 @@ pub(super) fn serve_events(
     out: &mut impl Write,
 ) -> anyhow::Result<FinalReport> {
     reply(out, &Reply::Ready { pages: forwarder.pages(), ports: forwarder.ports() })?;
-    while let Ok(Event::Line(line)) = events.receiver.recv() {
-        match obey(&mut forwarder, &line) {
-            Ok(Some(answer)) => reply(out, &answer)?,
-            Ok(None) => break,
-            Err(error) => reply(out, &Reply::Failed { error: sentence(&error) })?,
+    let mut tick = Instant::now() + INTERVAL;
+    loop {
+        match events.by(tick) {
+            Some(Event::Line(line)) => match obey(&mut forwarder, &line) {
+                Ok(Some(answer)) => reply(out, &answer)?,
+                Ok(None) => break,
+                Err(error) => reply(out, &Reply::Failed { error: sentence(&error) })?,
+            },
+            Some(_) => break,
+            None => {
+                forwarder.recover();
+                tick = Instant::now() + INTERVAL;
+            }
         }
     }
     let report = forwarder.shutdown();

@@ -4,18 +4,22 @@
 //! polls a queue through an [`RxHandle`] or [`TxHandle`], one virtual call a burst. Handles stay valid while the port is
 //! stopped or reconfigured; their bursts are then empty.
 
+mod backlog;
 mod burst;
 mod error;
 mod queue;
 mod stats;
 pub mod validate;
 
+pub use backlog::Backlog;
 pub use burst::{BURST_MAX, Burst};
 pub use error::PortError;
 pub use queue::{RxHandle, RxSlot, Slots, TxHandle, TxSlot};
 pub use stats::{BINS, FAULTS, Fault, QueueStats, Stats};
 
-use crate::mbuf::MbufPool;
+use std::any::Any;
+
+use crate::mbuf::{Mbuf, MbufPool};
 
 /// Queue-set-up limits of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,11 +91,18 @@ pub enum Link {
 }
 
 /// A receive queue, as a worker drives it.
-pub trait RxBurst: Send {
+pub trait RxBurst: Send + Any {
     /// Appends received packets to `burst`, as many as are there and fit; returns how many.
     fn rx_burst(&mut self, burst: &mut Burst) -> usize;
     /// Buffers that are filled and wait to be received.
     fn pending(&mut self) -> usize;
+    /// Prepares for a device that takes the place of one that is gone: packets that this one had delivered go to `received`, and
+    /// the buffers that it had not used are made available anew. Returns the position (as the transport tells it) from which the
+    /// new device goes on; none if the device cannot be replaced.
+    fn rewind(&mut self, received: &mut Vec<Mbuf>) -> Option<u32> {
+        let _ = received;
+        None
+    }
     /// Asks the other end to wake us when there is something to receive (virtio 1.3, 2.7.7 and 2.8.10). True if it was asked and there
     /// is nothing yet, so that it is safe to sleep; once awake, [`disarm`](Self::disarm). False if something has come, or if this kind
     /// of queue wakes nobody.
@@ -108,6 +119,10 @@ pub trait TxBurst: Send {
     fn tx_burst(&mut self, burst: &mut Burst) -> usize;
     /// Frees packets whose transmission is finished; returns how many.
     fn reap(&mut self) -> usize;
+    /// As [`RxBurst::rewind`]: packets that the device is done with are freed, the others are made available anew, in order.
+    fn rewind(&mut self) -> Option<u32> {
+        None
+    }
 }
 
 /// A port, as its control thread sees it.
@@ -171,6 +186,16 @@ pub trait Port: Send {
 
     /// Whether it can carry frames now.
     fn link(&mut self) -> Link;
+
+    /// Looks after the peer, and tells whether the port can carry frames: one that is gone is looked for, once, and if there is
+    /// one it takes over where the other left off. To be called now and then, say every 100 ms to 1 s; it waits no longer than
+    /// the peer may take to answer. Until then bursts are empty or fill the rings, no more.
+    ///
+    /// # Errors
+    /// [`PortError`] if there is a peer, but none that can take over; the port is then as it was without one.
+    fn recover(&mut self) -> Result<Link, PortError> {
+        Ok(self.link())
+    }
 
     /// The queues, for the provided methods.
     fn slots(&self) -> Slots;

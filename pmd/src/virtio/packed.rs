@@ -179,6 +179,25 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         }
     }
 
+    #[cold]
+    fn rewind(&mut self) -> u32 {
+        let mut pos = self.used;
+        for _ in 0..self.size {
+            // As the lap before left it: neither available in this lap, nor used (2.8.1).
+            let flags = PackedPos { wrap: !pos.wrap, ..pos }.used_flags();
+            let meta = PackedMeta { len: 0, id: 0, flags }.pack();
+            self.desc[usize::from(pos.slot)].meta.store(meta, Ordering::Relaxed);
+            pos = pos.advance(1, self.size);
+        }
+        (self.avail, self.published) = (self.used, self.used);
+        (self.outstanding, self.begun, self.batch) = (0, false, (0, 0));
+        // The device that is gone may have wanted no kicks.
+        self.device_event[0].store(0, Ordering::Relaxed);
+        // Both halves of the base are the same: nothing is in flight (vhost-user, "Vring state description").
+        let half = u32::from(self.used.slot) | u32::from(self.used.wrap) << 15;
+        half | half << 16
+    }
+
     #[inline(always)]
     fn publish(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.avail);

@@ -1,5 +1,7 @@
 //! A virtio-net device as a [`Port`], over a vhost-user socket.
 
+mod recover;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +69,8 @@ pub struct VirtioPort {
     tx: Vec<Option<Queue<TxQueueConfig>>>,
     /// By vring: the rings that the device has.
     rings: Vec<Option<Layout>>,
+    /// Vrings of receive queues that stand behind a backlog.
+    backlogs: Vec<u16>,
     started: bool,
     slots: Slots,
 }
@@ -139,6 +143,7 @@ impl VirtioPort {
         Ok(Self {
             slots: Slots::new(port, 0, 0),
             rings,
+            backlogs: Vec::new(),
             config,
             arenas: arenas.to_vec(),
             transport,
@@ -185,12 +190,17 @@ impl VirtioPort {
     /// Makes a ring and hands it to the device, still empty.
     fn hand_over(&mut self, vring: u16) -> Result<(), PortError> {
         let memory = |source| PortError::Memory { port: self.config.address.clone(), source };
-        let packed = self.features() & feature::RING_PACKED != 0;
         let layout = Layout::new(&self.arenas[0], self.config.ring_size, self.features()).map_err(memory)?;
-        let Layout { size, desc, avail, used, .. } = layout;
-        let addresses = RingAddresses { size, base: if packed { PACKED_BASE } else { 0 }, desc, avail, used };
         // From here on the device may have it, so it stays until it is withdrawn, whatever fails.
         self.rings[usize::from(vring)] = Some(layout);
+        let packed = self.features() & feature::RING_PACKED != 0;
+        self.announce(vring, if packed { PACKED_BASE } else { 0 })
+    }
+
+    /// Tells the device of a ring, in which it is to begin at `base`.
+    fn announce(&mut self, vring: u16, base: u32) -> Result<(), PortError> {
+        let Some(&Layout { size, desc, avail, used, .. }) = self.ring(vring) else { return Ok(()) };
+        let addresses = RingAddresses { size, base, desc, avail, used };
         self.transport.queue_setup(vring, &addresses).map_err(|e| self.failed(e))?;
         self.transport.queue_enable(vring, true).map_err(|e| self.failed(e))
     }
@@ -429,6 +439,11 @@ impl Port for VirtioPort {
         let ok = |status: Option<u8>| status.is_none_or(|status| status & status::NEEDS_RESET == 0);
         let up = self.started && self.transport.is_connected() && self.transport.status().is_ok_and(ok);
         if up { Link::Up } else { Link::Down }
+    }
+
+    fn recover(&mut self) -> Result<Link, PortError> {
+        self.find_backend()?;
+        Ok(self.link())
     }
 
     fn slots(&self) -> Slots {

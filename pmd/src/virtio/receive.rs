@@ -1,6 +1,6 @@
 //! Receiving over a virtqueue: one descriptor a buffer, headers in the headroom (virtio 1.3, 5.1.6.3 and 5.1.6.4).
 
-use super::ring::DriverRing;
+use super::ring::{DriverRing, oldest_first};
 use super::spec::{DESC_F_WRITE, FRAME_LEN_MIN};
 use crate::mbuf::{HEADROOM, Mbuf};
 use crate::port::Fault;
@@ -118,6 +118,24 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
     #[inline(always)]
     fn publish(&mut self) -> bool {
         self.ring.publish()
+    }
+
+    #[cold]
+    fn rewind(&mut self) -> Option<u32> {
+        let size = self.mbufs.len();
+        let mut waiting = Vec::with_capacity(size);
+        for id in oldest_first(self.ring.next_id(), size) {
+            let Some(mbuf) = self.mbufs[usize::from(id)].take() else { continue };
+            self.ring.reclaim(id, id, 1);
+            self.room += 1;
+            waiting.push(mbuf);
+        }
+        let base = self.ring.rewind();
+        for mbuf in waiting {
+            self.stage(mbuf);
+        }
+        self.ring.publish();
+        Some(base)
     }
 
     fn arm(&mut self) {

@@ -91,6 +91,12 @@ pub trait DriverRing: Send {
     /// Takes the `count` descriptors of a popped chain back: its id was `id`, and `last` is what `desc` returned last.
     fn reclaim(&mut self, id: u16, last: u16, count: u16);
 
+    /// Goes back to the position behind the last popped chain, for a device that knows nothing of the ring and begins there:
+    /// nothing is available then. All chains have been reclaimed. Returns the position, as [`RingAddresses::base`].
+    ///
+    /// [`RingAddresses::base`]: super::user::RingAddresses::base
+    fn rewind(&mut self) -> u32;
+
     /// Publishes what was pushed, and kicks if the device wants it; whether it did.
     fn publish(&mut self) -> bool;
 
@@ -102,4 +108,11 @@ pub trait DriverRing: Send {
 
     /// An entry of an indirect table, as it lies in memory: the second word of a descriptor.
     fn table_meta(len: u32, flags: u16, index: u16) -> u64;
+}
+
+/// All ids of a ring of `size`, so that those of outstanding chains come in the order in which they were made available, if the
+/// device completes in order: ids go round and round then, and `next` is the one that follows the last. A device that does not
+/// keep an order cannot expect one.
+pub(super) fn oldest_first(next: u16, size: usize) -> impl Iterator<Item = u16> {
+    (0..size).map(move |i| ((usize::from(next) + i) % size) as u16)
 }

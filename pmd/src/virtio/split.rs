@@ -186,6 +186,21 @@ impl<const IN_ORDER: bool> DriverRing for SplitRing<IN_ORDER> {
         self.free_count += u32::from(count);
     }
 
+    #[cold]
+    fn rewind(&mut self) -> u32 {
+        self.avail_idx = self.used_idx;
+        self.published = self.used_idx;
+        self.seen = self.used_idx;
+        self.batch = (0, 0);
+        if IN_ORDER {
+            self.free.0 = self.oldest;
+        }
+        // Of the device that is gone nothing stays: a false index, or that it wanted no kicks.
+        self.used_words[used::IDX / 2].store(self.used_idx, Ordering::Relaxed);
+        self.used_words[used::FLAGS / 2].store(0, Ordering::Relaxed);
+        self.used_idx.into()
+    }
+
     #[inline(always)]
     fn publish(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.avail_idx);

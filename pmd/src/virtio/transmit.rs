@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ring::DriverRing;
+use super::ring::{DriverRing, oldest_first};
 use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, HEADER_LEN_LEGACY, HEADER_LEN_MAX};
 use crate::mbuf::{Mbuf, Segment};
 use crate::mem::{Arena, MemError, Span, view};
@@ -175,6 +175,28 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
     #[inline(always)]
     fn publish(&mut self) -> bool {
         self.ring.publish()
+    }
+
+    #[cold]
+    fn rewind(&mut self) -> Option<u32> {
+        let size = self.mbufs.len();
+        let mut waiting = Vec::with_capacity(size);
+        for id in oldest_first(self.ring.next_id(), size) {
+            let Some(mbuf) = self.mbufs[usize::from(id)].take() else { continue };
+            let chain = std::mem::take(&mut self.chains[usize::from(id)]);
+            self.ring.reclaim(id, chain.last, chain.len);
+            self.room += u32::from(chain.len);
+            waiting.push(mbuf);
+        }
+        let base = self.ring.rewind();
+        for mbuf in waiting {
+            // It takes what it took before, unless somebody has come to share it since.
+            if self.slots(&mbuf) <= self.room() {
+                self.stage(mbuf);
+            }
+        }
+        self.ring.publish();
+        Some(base)
     }
 
     #[inline]

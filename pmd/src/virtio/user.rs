@@ -5,11 +5,14 @@
 
 mod error;
 mod extra;
+mod reconnect;
 mod socket;
 mod watchdog;
 
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,8 +98,8 @@ pub struct UserTransport {
     frontend: Frontend,
     extra: Extra,
     watchdog: Watchdog,
-    /// In server mode, the socket that the backend came through.
-    _listener: Option<Listener>,
+    /// In server mode, the socket that backends come through.
+    listener: Option<Listener>,
     path: PathBuf,
     timeout: Duration,
     /// Features offered, then agreed on; with bit 30 if the backend has protocol features.
@@ -128,11 +131,12 @@ impl UserTransport {
         };
         let failed = |source| UserError::io(&config.path, "getting a descriptor or thread", source);
         let queues = (0..2 * config.queue_pairs).map(|_| Queue::new()).collect::<Result<_, _>>().map_err(failed)?;
+        let (frontend, extra, watchdog) = wires(stream, config.queue_pairs).map_err(failed)?;
         let mut transport = Self {
-            extra: Extra { socket: stream.try_clone().map_err(failed)?, reply_ack: false },
-            watchdog: Watchdog::new(stream.try_clone().map_err(failed)?).map_err(failed)?,
-            frontend: Frontend::from_stream(stream, 2 * u64::from(config.queue_pairs)),
-            _listener: listener,
+            frontend,
+            extra,
+            watchdog,
+            listener,
             path: config.path.clone(),
             timeout,
             features: 0,
@@ -149,6 +153,7 @@ impl UserTransport {
 
     /// Asks what there is: features, and how to talk (vhost-user, "Feature negotiation").
     fn introduce(&mut self) -> Result<(), UserError> {
+        (self.protocol, self.queue_pairs_max) = (VhostUserProtocolFeatures::empty(), 1);
         self.request(FrontendReq::SET_OWNER, |t| t.frontend.set_owner())?;
         self.features = self.request(FrontendReq::GET_FEATURES, |t| t.frontend.get_features())?;
         if self.features & feature::PROTOCOL_FEATURES == 0 {
@@ -379,6 +384,13 @@ impl UserTransport {
     }
 }
 
+/// What requests go through, on a fresh connection.
+fn wires(stream: UnixStream, queue_pairs: u16) -> io::Result<(Frontend, Extra, Watchdog)> {
+    let extra = Extra { socket: stream.try_clone()?, reply_ack: false };
+    let watchdog = Watchdog::new(stream.try_clone()?)?;
+    Ok((Frontend::from_stream(stream, 2 * u64::from(queue_pairs)), extra, watchdog))
+}
+
 impl std::fmt::Debug for UserTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserTransport")
@@ -390,7 +402,7 @@ impl std::fmt::Debug for UserTransport {
 }
 
 impl Queue {
-    fn new() -> std::io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(Arc::new);
         Ok(Self { kick: event()?, call: event()?, call_sent: false })
     }

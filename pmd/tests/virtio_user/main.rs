@@ -3,6 +3,7 @@
 mod recorder;
 mod sockets;
 
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::slice;
 use std::time::Duration;
@@ -177,6 +178,36 @@ fn one_to_eight_arenas_can_be_shared() {
     drop(transport);
     let log = backend.join().unwrap();
     assert_eq!(log.last().unwrap().matches("in file true").count(), REGIONS_MAX);
+}
+
+#[test]
+fn another_backend_may_take_over_if_it_has_what_was_agreed_on() {
+    let dir = temp_dir();
+    let path = dir.as_path().join("socket");
+    let backend = recorder().listen(&path);
+    let mut transport = UserTransport::connect(&config(&path)).unwrap();
+    let kick = transport.kick_fd(0).unwrap();
+    transport.disconnect();
+    backend.join().unwrap();
+    assert!(!transport.is_connected());
+    assert!(matches!(transport.queue_stop(0), Err(UserError::Closed { .. })));
+    assert!(!transport.reconnect().unwrap(), "a stale socket");
+    std::fs::remove_file(&path).unwrap();
+    assert!(!transport.reconnect().unwrap(), "none");
+
+    let poorer = Recorder { offered: OFFERED & !feature::MRG_RXBUF, ..recorder() }.listen(&path);
+    let error = transport.reconnect().unwrap_err();
+    assert!(error.to_string().contains("does not offer MRG_RXBUF, with which the rings are running"), "{error}");
+    assert!(!poorer.join().unwrap().iter().any(|request| request.starts_with("SET_FEATURES")));
+    assert!(!transport.is_connected());
+
+    std::fs::remove_file(&path).unwrap();
+    let richer = Recorder { offered: OFFERED | feature::IN_ORDER, ..recorder() }.listen(&path);
+    assert!(transport.reconnect().unwrap());
+    assert_eq!(transport.features(), feature::VERSION_1 | feature::MRG_RXBUF, "no more than before");
+    assert_eq!(kick.as_raw_fd(), transport.kick_fd(0).unwrap().as_raw_fd());
+    drop(transport);
+    assert!(richer.join().unwrap().contains(&"SET_FEATURES 0x140008000".to_owned()));
 }
 
 /// Connects and sets up both rings of one queue pair, in an arena of 4 MiB.

@@ -35,6 +35,8 @@ struct Lane {
     check: FrameCheck,
     going: Burst,
     returned: u64,
+    /// Frames that were under way when whoever held them went away.
+    lost: u64,
 }
 
 /// Numbered frames out of every queue pair of a port, to a peer that sends them back to the same one.
@@ -62,6 +64,7 @@ impl Exchange {
                 check: FrameCheck::new(stream, macs),
                 going: Burst::new(BURST),
                 returned: 0,
+                lost: 0,
             })
         };
         Ok(Self {
@@ -87,11 +90,10 @@ impl Exchange {
             let mut moved = 0;
             let mut done = true;
             for (lane, &end) in self.lanes.iter_mut().zip(&ends) {
-                let under_way = lane.generator.made().saturating_sub(lane.returned);
-                let room = window.saturating_sub(under_way).min(end - lane.generator.made());
+                let room = window.saturating_sub(lane.under_way()).min(end - lane.generator.made());
                 lane.fill(&self.pool, self.cut, room, &mut self.frame);
                 moved += lane.tx.tx_burst(&mut lane.going) + lane.receive(&mut self.coming);
-                done &= lane.returned >= end;
+                done &= lane.returned + lane.lost >= end;
             }
             if done {
                 return true;
@@ -103,6 +105,28 @@ impl Exchange {
             }
         }
         false
+    }
+
+    /// Once round all queue pairs: sends what the window has room for, and receives; returns how many packets moved.
+    pub fn round(&mut self, window: u64) -> usize {
+        let mut moved = 0;
+        for lane in &mut self.lanes {
+            let room = window.saturating_sub(lane.under_way());
+            lane.fill(&self.pool, self.cut, room, &mut self.frame);
+            moved += lane.tx.tx_burst(&mut lane.going) + lane.receive(&mut self.coming);
+        }
+        moved
+    }
+
+    /// Takes the frames that a port has taken and that have not come back for lost; returns how many those are.
+    pub fn write_off(&mut self) -> u64 {
+        let mut lost = 0;
+        for lane in &mut self.lanes {
+            let gone = lane.under_way() - lane.going.len() as u64;
+            lane.lost += gone;
+            lost += gone;
+        }
+        lost
     }
 
     /// Sends `frames` from every queue pair without looking at what comes back; returns how many the port took.
@@ -177,12 +201,12 @@ impl Exchange {
         self.lanes.iter().map(|lane| lane.check.report()).collect()
     }
 
-    /// Checks that all frames of every queue pair came back, whole and in order.
+    /// Checks that all frames of every queue pair came back, whole and in order, but those that were written off.
     ///
     /// # Errors
     /// [`CheckError`] of the first queue pair of which that is not so.
     pub fn finish(&self) -> Result<(), CheckError> {
-        self.lanes.iter().try_for_each(|lane| lane.check.finish(lane.generator.made(), 0))
+        self.lanes.iter().try_for_each(|lane| lane.check.finish(lane.generator.made(), lane.lost))
     }
 
     /// A ledger of what was made and what came back right, for more entries.
@@ -191,11 +215,19 @@ impl Exchange {
         let mut ledger = Ledger::new(title);
         ledger.input("we sent", self.made() - self.lanes.iter().map(|lane| lane.going.len() as u64).sum::<u64>());
         ledger.output("came back, every byte right", self.reports().iter().map(|report| report.good).sum());
+        match self.lanes.iter().map(|lane| lane.lost).sum() {
+            0 => {}
+            lost => ledger.dropped("gone with a peer", lost),
+        }
         ledger
     }
 }
 
 impl Lane {
+    fn under_way(&self) -> u64 {
+        self.generator.made().saturating_sub(self.returned + self.lost)
+    }
+
     /// Makes up to `room` more frames, as far as burst and pool go.
     fn fill(&mut self, pool: &MbufPool, cut: Cut, room: u64, frame: &mut Vec<u8>) {
         for _ in 0..room.min(self.going.room() as u64) {

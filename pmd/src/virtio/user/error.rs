@@ -132,6 +132,17 @@ pub enum UserError {
         /// The features asked for.
         features: u64,
     },
+    /// A backend that took the place of another lacks what that one had.
+    #[error(
+        "the vhost-user backend that is now at {path} does not offer {}, with which the rings are running: start it as the one before, or close the port and open it anew",
+        names(*.missing)
+    )]
+    FeaturesLost {
+        /// The socket.
+        path: PathBuf,
+        /// The features that were agreed on and are not offered any more.
+        missing: u64,
+    },
     /// More queue pairs than there are.
     #[error(
         "{asked} queue pairs asked of the vhost-user backend at {path}: at least 1 and at most {limit} are possible"

@@ -81,6 +81,20 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// The next backend, if one has connected; never waits.
+    pub(super) fn poll(&self, path: &Path) -> Result<Option<UnixStream>, UserError> {
+        let accepted = self.socket.set_nonblocking(true).and_then(|()| self.socket.accept());
+        match accepted {
+            Ok((stream, _)) => Ok(Some(stream.into())),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
+                _ => Err(UserError::io(path, "waiting for a backend", error)),
+            },
+        }
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         // Whoever replaced our file keeps theirs.
