@@ -52,8 +52,8 @@ pub struct QueueConfig {
     pub avail_user_addr: u64,
     /// [`Area::Device`], likewise.
     pub used_user_addr: u64,
-    /// The vring base, all 32 bits (vhost-user, "Vring state descriptor"): split: next avail index; packed: bits 0-15
-    /// avail index and wrap counter, bits 16-31 used index and wrap counter.
+    /// The vring base, all 32 bits (vhost-user, "Vring state descriptor"): split: next avail index, unless the ring's used
+    /// index says otherwise; packed: bits 0-15 avail index and wrap counter, bits 16-31 used index and wrap counter.
     pub position: u32,
     /// Where the guest notifies us. Never waited for, because the backend polls.
     pub kick: Option<Arc<Notifier>>,

@@ -54,19 +54,38 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
             used: config.view(Area::Device, used::RING as u64, size.into())?,
             mask: size - 1,
             event_idx: config.features & feature::EVENT_IDX != 0,
-            avail_idx: config.position as u16,
-            used_idx: config.position as u16,
-            flushed: config.position as u16,
+            avail_idx: 0,
+            used_idx: 0,
+            flushed: 0,
             last_head: 0,
             memory: config.memory,
             call: config.call,
             position,
         };
+        let start = ring.start(config.position as u16);
+        (ring.avail_idx, ring.used_idx, ring.flushed) = (start, start, start);
         // With `EVENT_IDX` the flags have to be 0 (2.7.10.1), whatever an earlier device left there.
         ring.used_words[used::FLAGS / 2].store(0, Ordering::Relaxed);
         // Until it is armed.
         ring.disarm();
         Ok(ring)
+    }
+
+    /// Where to go on in a ring whose front-end says `base`: at the ring's own used index, if that is possible.
+    ///
+    /// The base tells where to take the next chain; up to where chains are completed stands in the ring, and only there
+    /// (vhost-user, "Vring state description"). A device that was told to stop, and completes what it has taken before it
+    /// answers, leaves both the same. They differ after one that was never asked: a daemon that was killed. Then the base is from
+    /// before (some front-ends say 0), and whatever lies between the two has never been completed, or the driver would see it as
+    /// such. To go on behind would leave those buffers with the device for ever; to go on before would complete chains twice. With
+    /// `IN_ORDER` this is exact; without it, the earlier device may have completed others than the first ones, which DPDK and we
+    /// never do.
+    ///
+    /// An index with more chains behind it than the ring holds is nobody's position; then the base has to do.
+    fn start(&self, base: u16) -> u16 {
+        let used = self.used_words[used::IDX / 2].load(Ordering::Relaxed);
+        let waiting = self.avail[avail::IDX].load(Ordering::Relaxed).wrapping_sub(used);
+        if waiting <= self.mask + 1 { used } else { base }
     }
 
     /// Where the device says when it wants to be woken.
