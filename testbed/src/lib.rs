@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod compare;
 pub mod frame;
+pub mod frontend;
 pub mod hostile;
 pub mod ledger;
 pub mod pair;

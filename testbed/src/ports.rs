@@ -28,7 +28,7 @@ pub const SOON: Duration = Duration::from_secs(20);
 const RINGS_BYTES: usize = 16 << 20;
 
 /// An arena, and a pool in it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Memory {
     /// What a device gets to see.
     pub arena: Arc<Arena>,

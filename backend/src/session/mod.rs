@@ -6,10 +6,10 @@
 //! starts it again, where it stopped, if all of it still holds. So there is no order of requests that a front-end
 //! must keep.
 mod device;
+mod own;
 mod protocol;
 mod requests;
 mod ring;
-mod status;
 
 use std::sync::Arc;
 

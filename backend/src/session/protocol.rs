@@ -88,9 +88,9 @@ impl Protocol {
         let request = FrontendReq::try_from(message.header.request).ok();
         let supported = request.filter(|r| descriptors_max(*r).is_some_and(|max| message.descriptors.len() <= max));
         match supported {
-            Some(request @ (FrontendReq::SET_STATUS | FrontendReq::GET_STATUS)) => {
+            Some(request) if Session::answers(request) => {
                 let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(session.answer_status(request, message)?.map(|value| message.header.reply(value)))
+                Ok(session.answer(request, message)?.map(|value| message.header.reply(value)))
             }
             Some(_) => self.hand_over(message),
             None => {

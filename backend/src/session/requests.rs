@@ -20,7 +20,7 @@ use crate::queue::config::Notifier;
 /// Size of the configuration space in bytes; what lies behind the device's own part reads as zeros.
 const CONFIG_SPACE_LEN: usize = 256;
 
-/// Never reached: `protocol.rs` passes supported requests only.
+/// Never reached: `protocol.rs` passes supported requests only, and not those of `own.rs`.
 const UNSUPPORTED: VhostError = VhostError::InvalidOperation("request not supported");
 
 impl From<Error> for VhostError {
@@ -182,8 +182,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(self.place(index.into()).map(drop)?)
     }
 
-    fn set_vring_enable(&mut self, index: u32, enable: bool) -> VhostResult<()> {
-        Ok(self.change(index, |ring| ring.enabled = enable)?)
+    fn set_vring_enable(&mut self, _index: u32, _enable: bool) -> VhostResult<()> {
+        Err(UNSUPPORTED)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> VhostResult<Vec<u8>> {
