@@ -311,14 +311,13 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
 
     /// Completes the next `chains` chains with what `scatter` wrote into each, `left` bytes in all.
     fn complete_scattered(&mut self, mut left: usize, chains: u16) {
-        let mut more = chains;
-        self.ring.complete_together(chains, |ring, head| {
-            more -= 1;
+        for i in 0..chains {
+            let head = self.ring.pop();
             // The last one holds the rest, whatever the guest says by now of the capacities.
-            let len = if more == 0 { left } else { capacity(ring, head).min(left) };
+            let len = if i + 1 == chains { left } else { capacity(&self.ring, &head).min(left) };
             left -= len;
-            len as u32
-        });
+            self.ring.complete(&head, len as u32);
+        }
     }
 
     /// Gives the guest back, empty, a false chain and those before it that this frame had begun to fill.

@@ -1,6 +1,7 @@
 //! The daemon's command line: the forwarder's, with ports that serve sockets.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -28,6 +29,10 @@ const PORT_HELP: &str = "Port, as vhost-user:PATH[,queues=N][,client]; repeatabl
 struct Cli {
     #[command(flatten)]
     options: Options,
+    /// Directory in which packed rings leave their positions, for a daemon that is started after this one was killed: best one
+    /// that does not outlive the machine, such as /run/twinring
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
 }
 
 fn no_path(_: &str) -> Result<String, &'static str> {
@@ -37,18 +42,18 @@ fn no_path(_: &str) -> Result<String, &'static str> {
 /// `twinring-backend`: parses `args` (program name first), serves the ports and runs until told to end.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match parse::<Cli>(args) {
-        Ok(cli) => exit_code("twinring-backend", &serve(&cli.options)),
+        Ok(cli) => exit_code("twinring-backend", &serve(&cli)),
         Err(code) => code,
     }
 }
 
-fn serve(options: &Options) -> anyhow::Result<()> {
+fn serve(cli: &Cli) -> anyhow::Result<()> {
     let control = Control::new()?;
-    run(options, &|address, _: &[Arc<Arena>]| open(address, &control))
+    run(&cli.options, &|address, _: &[Arc<Arena>]| open(address, &control, cli.state_dir.as_ref()))
 }
 
 /// Opens the port of an address that the backend serves. It comes back not yet configured.
-fn open(address: &Address, control: &Control) -> anyhow::Result<Box<dyn Port>> {
+fn open(address: &Address, control: &Control, state_dir: Option<&PathBuf>) -> anyhow::Result<Box<dyn Port>> {
     anyhow::ensure!(
         address.scheme() == "vhost-user",
         "address {address}: a {} port is driven by twinring-fwd; serve vhost-user:PATH here",
@@ -62,6 +67,7 @@ fn open(address: &Address, control: &Control) -> anyhow::Result<Box<dyn Port>> {
         queue_pairs: address.number("queues").unwrap_or(1) as u16,
         port,
         mac: mac(port),
+        state_dir: state_dir.cloned(),
     };
     Ok(Box::new(VhostUserPort::open(config, control)?))
 }

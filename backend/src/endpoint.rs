@@ -200,7 +200,7 @@ impl Endpoint {
                 warn!("{}: {error}", self.path.display());
             }
         }
-        self.session().disconnect();
+        self.session().disconnect(matches!(reason, Error::Disconnected));
         if self.listener.is_none() {
             self.retry_at = Some(Instant::now() + RETRY);
         }
@@ -210,7 +210,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection = None;
-        self.session().disconnect();
+        self.session().disconnect(false);
     }
 }
 

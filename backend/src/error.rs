@@ -214,6 +214,16 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// The file of ring positions cannot be used.
+    #[error("{}: {step} failed: {source}; it keeps where packed rings stand: check --state-dir", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// The step.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// A path too long for a socket.
     #[error("{}: a socket path can have {max} bytes; choose a shorter one", path.display())]
     SocketPath {

@@ -6,6 +6,7 @@
 //! | [`session`] | one connection: its state, and the rules by which a ring runs |
 //! | [`memory`] | guest regions, mapped and translated |
 //! | [`queue`] | device ends of rings |
+//! | [`positions`] | where packed rings stand, for a daemon that comes after a killed one |
 //!
 //! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the
 //! handler for a peer that shortens them).
@@ -17,6 +18,7 @@ pub mod error;
 mod listener;
 pub mod memory;
 pub mod port;
+pub mod positions;
 pub mod queue;
 pub mod session;
 mod sigbus;

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use pmd::shared::{Shared, SharedBytes, View};
 use rustix::fs::FileType;
@@ -190,6 +191,31 @@ impl GuestMemory {
     }
 }
 
+/// `count` words of a file of our own, which holds at least as many. They stay mapped as long as the view.
+///
+/// # Errors
+/// [`Error::System`] if the kernel refuses, [`Error::MappingCount`].
+pub(crate) fn file_words(file: &File, count: usize) -> Result<View<AtomicU64>, Error> {
+    let page = PAGE as usize;
+    let len = (count * size_of::<AtomicU64>()).next_multiple_of(page);
+    let failed = |source| Error::System { step: "mapping the file of ring positions", source };
+    let base = map_shared(file, len, 0).map_err(failed)?;
+    let mut mapping = Mapping { base, len, watch: None };
+    // SAFETY: whole pages of a mapping that `Mapping::drop` unmaps after the watch; reached as atomics only.
+    mapping.watch = Some(unsafe { Watch::new(base, len, page)? });
+    // SAFETY: page-aligned; `count` words lie in the mapping, which the view keeps; nothing else refers to them.
+    Ok(unsafe { View::new(base.cast(), count, Arc::new(mapping)) })
+}
+
+/// Maps `len` bytes of `file` from `start` on, shared.
+fn map_shared(file: &File, len: usize, start: libc::off_t) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), start) };
+    let mapped = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
+    mapped.ok_or_else(io::Error::last_os_error)
+}
+
 impl std::fmt::Debug for GuestMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let regions = self.regions.iter().map(|r| (r.guest_phys_addr, r.size));
@@ -237,19 +263,11 @@ fn map(config: &RegionConfig, file_end: u64) -> Result<(Mapping, NonNull<u8>), E
     let inside = usize::try_from(mmap_offset - map_start).map_err(|_| too_large())?;
     let map_start = libc::off_t::try_from(map_start).map_err(|_| too_large())?;
     // Not populated: that would allocate a sparse guest's memory, and hold up all other connections meanwhile.
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let base = unsafe {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), map_start)
-    };
-    let base = match NonNull::new(base.cast::<u8>()) {
-        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => base,
-        _ => match io::Error::last_os_error() {
-            // A read-only descriptor, or a sealed one.
-            e if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => return Err(not_shared(e)),
-            e => return Err(refused(e)),
-        },
-    };
+    let base = map_shared(file, len, map_start).map_err(|e| match e.raw_os_error() {
+        // A read-only descriptor, or a sealed one.
+        Some(libc::EACCES | libc::EPERM) => not_shared(e),
+        _ => refused(e),
+    })?;
     let mut mapping = Mapping { base, len, watch: None };
     // SAFETY: advice on our own mapping; nobody wants a guest's memory in a core dump.
     unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTDUMP) };

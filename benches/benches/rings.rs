@@ -93,6 +93,7 @@ fn guest(features: u64) -> (Guest, QueueConfig) {
         position: if features & RING_PACKED != 0 { 0x8000_8000 } else { 0 },
         kick: None,
         call: None,
+        record: None,
     };
     (guest, config)
 }

@@ -158,6 +158,7 @@ pub fn host(
         queue_pairs: queues,
         port: 1,
         mac: [2, 0, 0, 0, 0, 1],
+        state_dir: None,
     };
     let mut port = VhostUserPort::open(config, control)?;
     open_port(&mut port, &setup(Shape { queues, ..Shape::PLAIN }, memory))?;

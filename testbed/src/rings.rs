@@ -332,6 +332,7 @@ impl Guest {
             position,
             kick: None,
             call: Some(Arc::new(call)),
+            record: None,
         };
         Ok((config, bell))
     }

@@ -1,11 +1,13 @@
 //! Either end is killed, at any moment, and started again: the other one goes on with the next, whichever of the two listens.
 //! What is lost is what the dead one held; nothing comes twice, out of order or broken.
 
+mod life_support;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use backend::control::{self, Control};
+use life_support::{BURST, Process};
 use pmd::mempool::Worker;
 use pmd::port::{Link, Port};
 use pmd::virtio::user::Mode;
@@ -16,30 +18,8 @@ use vmm_sys_util::tempdir::TempDir;
 
 const SEED: u64 = 41;
 const MBUFS: u32 = 8192;
-/// Packets that a process of ours takes at a time.
-const BURST: u64 = 32;
 /// How often each is killed.
 const KILLS: u32 = 3;
-
-/// A process of ours that sends back what it gets; killed when dropped.
-struct Process(Child);
-
-impl Process {
-    fn start(role: &str, port: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_twinring"));
-        command.args([role, "--engine", "io", "--burst", &BURST.to_string(), "--port", port]);
-        command.env("RUST_LOG", "error").stdin(Stdio::null()).stdout(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // SIGKILL: it has no say in what it leaves behind.
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
 
 /// Lets traffic flow for so long, whether or not anything comes back.
 fn flow(traffic: &mut Exchange, window: u64, duration: Duration) {
@@ -63,7 +43,7 @@ fn cases() -> impl Iterator<Item = (Shape, Mode)> {
 
 fn backend_process(socket: &Path, mode: Mode) -> Process {
     let key = if mode == Mode::Server { ",client" } else { "" };
-    Process::start("backend-role", &format!("vhost-user:{}{key}", socket.display()))
+    Process::start("backend-role", &format!("vhost-user:{}{key}", socket.display()), &[])
 }
 
 #[test]
@@ -135,7 +115,7 @@ fn a_killed_driver_takes_no_more_with_it_than_its_rings() {
         let mut traffic = Exchange::new(&port, &memory.pool, &stream, Macs::Kept).unwrap();
 
         for kill in 0..KILLS {
-            let driver = Process::start("guest-role", &address);
+            let driver = Process::start("guest-role", &address, &[]);
             assert!(wait_until(|| port.link() == Link::Up), "{shape:?} {mode:?}");
             assert!(traffic.run(500, window(shape)), "{shape:?} {mode:?}: {:?}", traffic.reports());
             flow(&mut traffic, window(shape), Duration::from_millis(20 + u64::from(kill) * 7));

@@ -14,6 +14,7 @@ use pmd::virtio::spec::{RING_SIZE_MAX, feature};
 
 use crate::control::{Control, Mode, Served};
 use crate::error::Error;
+use crate::positions::Positions;
 use crate::queue::config::{Position, QueueConfig};
 use crate::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
 use crate::session::{Device, NET_CONFIG_LEN, QUEUE_PAIRS_MAX};
@@ -46,6 +47,8 @@ pub struct VhostUserConfig {
     pub port: u16,
     /// The MAC address that a guest is given.
     pub mac: [u8; 6],
+    /// Where the positions of packed rings are kept for a process that comes after this one; see [`positions`](crate::positions).
+    pub state_dir: Option<PathBuf>,
 }
 
 /// A vhost-user port. Dropping it ends the connection and removes the socket.
@@ -99,9 +102,12 @@ impl VhostUserPort {
         let slots = Slots::new(&config.address, 0, 0);
         let state = Mutex::new(State { slots, rings, link_up: false });
         let shared = Arc::new(Shared { config: config.clone(), state });
-        let device = Box::new(VhostDevice { shared: Arc::clone(&shared) });
+        let failed = |e| PortError::device(&config.address, e);
+        let open = |dir: &PathBuf| Positions::open(dir, &config.path, 2 * config.queue_pairs);
+        let positions = config.state_dir.as_ref().map(open).transpose().map_err(failed)?;
+        let device = Box::new(VhostDevice { shared: Arc::clone(&shared), positions });
         let served = control.add(&config.path, config.mode, device);
-        let served = served.map_err(|e| PortError::device(&config.address, e))?;
+        let served = served.map_err(failed)?;
         Ok(Self { config, shared, served, started: false })
     }
 
@@ -312,6 +318,7 @@ impl Drop for VhostUserPort {
 /// The session's end of the port.
 struct VhostDevice {
     shared: Arc<Shared>,
+    positions: Option<Positions>,
 }
 
 impl Device for VhostDevice {
@@ -333,8 +340,9 @@ impl Device for VhostDevice {
         config
     }
 
-    fn queue_start(&mut self, config: QueueConfig) -> Result<(), Error> {
+    fn queue_start(&mut self, mut config: QueueConfig) -> Result<(), Error> {
         let vring = config.index;
+        config.record = self.positions.as_ref().and_then(|positions| positions.record(vring));
         let mut state = self.shared.lock();
         let Some(ring) = state.rings.get_mut(usize::from(vring)) else { return Ok(()) };
         ring.config = Some(config);
@@ -354,6 +362,12 @@ impl Device for VhostDevice {
             tracing::error!("{error}");
         }
         state.rings[usize::from(index)].config.take().map(|config| config.position)
+    }
+
+    fn forget(&mut self, index: u16) {
+        if let Some(record) = self.positions.as_ref().and_then(|positions| positions.record(index)) {
+            record.forget();
+        }
     }
 
     fn link(&mut self, up: bool) {

@@ -13,6 +13,7 @@ use rustix::io::FdFlags;
 
 use crate::error::Error;
 use crate::memory::GuestMemory;
+use crate::positions::Record;
 
 /// The three parts of a ring (virtio 1.3, 2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct QueueConfig {
     pub kick: Option<Arc<Notifier>>,
     /// Where to notify the guest; `None` if it polls.
     pub call: Option<Arc<Notifier>>,
+    /// Where a packed ring leaves its position for a process that comes after; `None` if that is not wanted.
+    pub record: Option<Record>,
 }
 
 impl QueueConfig {

@@ -76,20 +76,9 @@ pub trait DeviceRing: Send {
     /// Puts back what was taken since `mark`, none of which was completed.
     fn rewind(&mut self, mark: Self::Mark);
 
-    /// Completes a chain, into which `written` bytes were written; in the order in which chains were taken. What the driver sees
-    /// of it before `flush` is up to the ring.
+    /// Completes a chain, into which `written` bytes were written; in the order in which chains were taken. The driver sees nothing
+    /// of it before `flush`.
     fn complete(&mut self, head: &Head, written: u32);
-
-    /// Takes the next `chains` chains and completes them so that the driver sees all of them used or none (5.1.6.4); `written`
-    /// tells how many bytes each holds.
-    #[inline(always)]
-    fn complete_together(&mut self, chains: u16, mut written: impl FnMut(&Self, &Head) -> u32) {
-        for _ in 0..chains {
-            let head = self.pop();
-            let written = written(self, &head);
-            self.complete(&head, written);
-        }
-    }
 
     /// Makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to tell.
     fn flush(&mut self) -> Option<bool>;

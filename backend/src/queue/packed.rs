@@ -14,6 +14,7 @@ use super::config::{Area, Notifier, Position, QueueConfig};
 use super::{Buffer, DeviceRing, Head};
 use crate::error::Error;
 use crate::memory::GuestMemory;
+use crate::positions::Record;
 
 /// The wrap counter in a half of the vring base (vhost-user, "Vring state description").
 const BASE_WRAP: u32 = 1 << 15;
@@ -35,8 +36,9 @@ pub struct PackedRing<const BATCHED: bool> {
     used: PackedPos,
     /// Where the completions begin that have not been made known.
     flushed: PackedPos,
-    /// The last completed chain.
-    last_id: u16,
+    /// What the descriptor at `flushed` will say: the id and the bytes of the first chain since, or, `BATCHED`, the last.
+    first: (u16, u32),
+    record: Option<Record>,
     call: Option<Arc<Notifier>>,
     position: Position,
 }
@@ -53,6 +55,16 @@ fn half(pos: PackedPos) -> u32 {
     u32::from(pos.slot) | if pos.wrap { BASE_WRAP } else { 0 }
 }
 
+/// Where an earlier process left this ring, if that is on record.
+fn recorded(config: &QueueConfig, desc: &View<Desc>) -> Option<PackedPos> {
+    let (from, to) = config.record.as_ref()?.find(config.desc_user_addr, config.size)?;
+    let (from, to) = (place(from, config.size), place(to, config.size));
+    // Still available, the first one: none of them was made known. Else all were; it is used, or by now available once more, in
+    // the next lap.
+    let first = PackedMeta::unpack(desc.get(usize::from(from.slot))?.meta.load(Ordering::Acquire));
+    Some(if first.is_avail(from.wrap) { from } else { to })
+}
+
 impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// Starts to run the ring that `config` describes, at its position. Where it stops it leaves in `position`.
     ///
@@ -60,13 +72,20 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// [`Error`] if its size or its areas are impossible.
     pub fn activate(config: QueueConfig, position: Position) -> Result<Self, Error> {
         config.check_size()?;
-        let avail = place(config.position, config.size);
+        let known = place(config.position, config.size);
         // DPDK supplies the low half only; a ring at rest has twice the same. As a state of its own, 0 in the high half would mean
         // that all chains since slot 0 of this round are in flight, and a polling device does not stop like that.
         let used = config.position >> 16;
-        let used = if used == 0 { avail } else { place(used, config.size) };
+        let used = if used == 0 { known } else { place(used, config.size) };
+        let desc = config.view::<Desc>(Area::Desc, 0, config.size.into())?;
+        // 0 is what front-ends say that do not know: there, the record of a killed daemon's ring counts.
+        let recorded = if config.position == 0 { recorded(&config, &desc) } else { None };
+        let (avail, used) = recorded.map_or((known, used), |place| (place, place));
+        if let Some(record) = &config.record {
+            record.begin(config.desc_user_addr, config.size, half(used));
+        }
         let mut ring = Self {
-            desc: config.view(Area::Desc, 0, config.size.into())?,
+            desc,
             driver_event: config.view(Area::Driver, 0, 1)?,
             device_event: config.view(Area::Device, 0, 1)?,
             event_idx: config.features & feature::EVENT_IDX != 0,
@@ -74,7 +93,8 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             avail,
             used,
             flushed: used,
-            last_id: 0,
+            first: (0, 0),
+            record: config.record,
             memory: config.memory,
             call: config.call,
             position,
@@ -157,32 +177,17 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         self.avail = mark;
     }
 
+    /// The first descriptor since the last flush is written with that, behind all others: the driver looks no further before it
+    /// sees it, so it sees all of a burst or nothing, even if the process ends in between (2.8.6; frames of several buffers,
+    /// 5.1.6.4).
     #[inline(always)]
     fn complete(&mut self, head: &Head, written: u32) {
-        if BATCHED {
-            self.last_id = head.id;
+        if BATCHED || self.used == self.flushed {
+            self.first = (head.id, if BATCHED { 0 } else { written });
         } else {
             self.write_used(self.used, head.id, written);
         }
         self.used = self.used.advance(head.descs, self.size);
-    }
-
-    /// The first one's flags are written last: the driver looks no further before it sees them.
-    #[inline]
-    fn complete_together(&mut self, chains: u16, mut written: impl FnMut(&Self, &Head) -> u32) {
-        let (at, first) = (self.used, self.pop());
-        let first_written = written(self, &first);
-        self.used = at.advance(first.descs, self.size);
-        for _ in 1..chains {
-            let head = self.pop();
-            let written = written(self, &head);
-            self.complete(&head, written);
-        }
-        if BATCHED {
-            self.last_id = if chains > 1 { self.last_id } else { first.id };
-        } else {
-            self.write_used(at, first.id, first_written);
-        }
     }
 
     #[inline(always)]
@@ -190,9 +195,10 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         if self.used == self.flushed {
             return None;
         }
-        if BATCHED {
-            self.write_used(self.flushed, self.last_id, 0);
+        if let Some(record) = &self.record {
+            record.leave(half(self.flushed), half(self.used));
         }
+        self.write_used(self.flushed, self.first.0, self.first.1);
         let old = std::mem::replace(&mut self.flushed, self.used);
         let wanted = PackedWish(&self.driver_event[0]).wanted(old, self.used, self.size);
         if wanted && let Some(call) = &self.call {

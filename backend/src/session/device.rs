@@ -29,6 +29,11 @@ pub trait Device: Send {
     /// position to go on from, as [`QueueConfig::position`], or `None` if it was not running.
     fn queue_stop(&mut self, index: u16) -> Option<u32>;
 
+    /// A ring's position is void: its front-end has been told, or is gone, or the device was reset. The ring has stopped.
+    fn forget(&mut self, index: u16) {
+        let _ = index;
+    }
+
     /// The link is up while any ring runs. Called on changes only.
     fn link(&mut self, up: bool);
 }

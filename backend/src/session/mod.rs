@@ -52,9 +52,10 @@ impl Session {
         }
     }
 
-    /// Ends what the connection has negotiated: rings stop, memory and descriptors go.
-    pub(crate) fn disconnect(&mut self) {
-        self.reset();
+    /// Ends what the connection has negotiated: rings stop, memory and descriptors go. A front-end that has hung up is gone for
+    /// good, its rings too; one that was hung up on may come again.
+    pub(crate) fn disconnect(&mut self, gone: bool) {
+        self.clear(gone);
         for ring in &mut self.rings {
             *ring = Ring::default();
         }
@@ -77,10 +78,18 @@ impl Session {
     /// Device reset (virtio 1.3, 2.4; vhost-user `RESET_DEVICE`): rings forget all but the calls, which are the
     /// front-end's own and may have been sent long before.
     fn reset(&mut self) {
+        self.clear(true);
+    }
+
+    /// Stops all rings, and forgets features and status; the rings' positions, too, if they are `void`.
+    fn clear(&mut self, void: bool) {
         for index in 0..self.rings.len() {
             self.stop(index);
             let call = self.rings[index].call.take();
             self.rings[index] = Ring { call, ..Ring::default() };
+            if void {
+                self.device.forget(index as u16);
+            }
         }
         self.features = None;
         self.status = 0;
@@ -163,6 +172,8 @@ impl Session {
             ring.call = None;
             ring.addresses = None;
         })?;
-        Ok(self.rings[self.place(index)?].position)
+        let place = self.place(index)?;
+        self.device.forget(place as u16);
+        Ok(self.rings[place].position)
     }
 }

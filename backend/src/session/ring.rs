@@ -61,6 +61,7 @@ impl Ring {
             position: self.position,
             kick,
             call: self.call.clone(),
+            record: None,
         })
     }
 }

@@ -43,6 +43,8 @@ pub struct Driver {
     coming: Burst,
     frame: Vec<u8>,
     returned: u64,
+    /// Frames that were under way when a backend went away.
+    lost: u64,
 }
 
 impl Driver {
@@ -83,6 +85,7 @@ impl Driver {
             coming: Burst::new(BURST),
             frame: Vec::new(),
             returned: 0,
+            lost: 0,
         }
     }
 
@@ -100,12 +103,12 @@ impl Driver {
         while still_since.elapsed() < STILL_MAX {
             interfere(round);
             round += 1;
-            if self.round(end.min(self.returned + window)) > 0 {
+            if self.round(end.min(self.returned + self.lost + window)) > 0 {
                 still_since = Instant::now();
             } else {
                 std::thread::yield_now();
             }
-            if self.returned >= end {
+            if self.returned + self.lost >= end {
                 return true;
             }
         }
@@ -131,6 +134,30 @@ impl Driver {
         }
         self.returned += received as u64;
         sent + received
+    }
+
+    /// Lets traffic flow for so long, with at most `window` frames under way, whether or not anything comes back.
+    pub fn flow(&mut self, window: u64, duration: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < duration {
+            if self.round(self.returned + self.lost + window) == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Receives until nothing has come for `still`, and takes all that the ring has taken and that has not come back for lost;
+    /// returns how many frames those are.
+    pub fn write_off(&mut self, still: Duration) -> u64 {
+        let mut still_since = Instant::now();
+        while still_since.elapsed() < still {
+            if self.round(0) > 0 {
+                still_since = Instant::now();
+            }
+        }
+        let lost = (self.made() - self.going.len() as u64).saturating_sub(self.returned + self.lost);
+        self.lost += lost;
+        lost
     }
 
     /// What came back.
