@@ -96,7 +96,10 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
         Err(e) => return Err(failed(path, "looking at the path")(e)),
     }
     match connect(path) {
-        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed(path, "removing the stale socket")),
+        Err(Errno::CONNREFUSED) => match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path, "removing the stale socket")(e)),
+            _ => Ok(()),
+        },
         Err(Errno::NOENT) => Ok(()),
         Ok(_) | Err(Errno::AGAIN) => Err(Error::SocketInUse { path: path.to_owned() }),
         Err(e) => Err(failed(path, "asking whether somebody listens")(e.into())),

@@ -17,8 +17,12 @@ use super::{SOCKET_PATH_LEN_MAX, UserError};
 pub(super) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, UserError> {
     let failed = |source: io::Error| match source.kind() {
         ErrorKind::NotFound => UserError::NoSocket { path: path.to_owned() },
-        ErrorKind::ConnectionRefused if !is_socket(path) => UserError::NotASocket { path: path.to_owned() },
-        ErrorKind::ConnectionRefused => UserError::Refused { path: path.to_owned() },
+        // A backend that starts again removes the stale file just now: it is then as if it had never been there.
+        ErrorKind::ConnectionRefused => match is_socket(path) {
+            Some(true) => UserError::Refused { path: path.to_owned() },
+            Some(false) => UserError::NotASocket { path: path.to_owned() },
+            None => UserError::NoSocket { path: path.to_owned() },
+        },
         // The listener's backlog stayed full.
         ErrorKind::WouldBlock => {
             UserError::TimedOut { path: path.to_owned(), request: "the connection".to_owned(), timeout }
@@ -108,18 +112,20 @@ impl Drop for Listener {
 /// Removes the socket that a crashed server left at `path`; anything else there is an error.
 fn remove_stale(path: &Path, address: &SockAddr) -> Result<(), UserError> {
     let failed = |source| UserError::io(path, "looking for a stale socket", source);
-    if fs::symlink_metadata(path).is_err() {
-        return Ok(()); // Then there is nothing there, or bind() will say what is wrong.
-    }
-    if !is_socket(path) {
-        return Err(UserError::NotASocket { path: path.to_owned() });
+    match is_socket(path) {
+        None => return Ok(()), // Then there is nothing there, or bind() will say what is wrong.
+        Some(false) => return Err(UserError::NotASocket { path: path.to_owned() }),
+        Some(true) => {}
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     match socket.connect(address).map_err(|error| (error.kind(), error)) {
-        Err((ErrorKind::ConnectionRefused, _)) => {
-            fs::remove_file(path).map_err(|source| UserError::io(path, "removing the stale socket", source))
-        }
+        Err((ErrorKind::ConnectionRefused, _)) => match fs::remove_file(path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(UserError::io(path, "removing the stale socket", source))
+            }
+            _ => Ok(()),
+        },
         Err((ErrorKind::NotFound, _)) => Ok(()),
         Err((ErrorKind::PermissionDenied, source)) => Err(failed(source)),
         // A connection, a full backlog, a socket of another type: in every case somebody is there.
@@ -136,8 +142,9 @@ fn address(path: &Path) -> Result<SockAddr, UserError> {
     SockAddr::unix(path).map_err(|_| error())
 }
 
-fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+/// Whether the file at `path` is a socket; `None` if there is no such file.
+fn is_socket(path: &Path) -> Option<bool> {
+    fs::symlink_metadata(path).ok().map(|file| file.file_type().is_socket())
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
