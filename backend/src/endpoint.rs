@@ -37,7 +37,7 @@ impl Connection {
                 break;
             }
             let Some(message) = self.wire.receive()? else { break };
-            if let Some(reply) = self.protocol.answer(&message)? {
+            if let Some(reply) = self.protocol.answer(message)? {
                 self.wire.send(reply)?;
             }
         }

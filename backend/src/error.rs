@@ -176,15 +176,22 @@ pub enum Error {
         /// Largest body in bytes.
         max: usize,
     },
-    /// More descriptors than a message may carry, or more than this process may open.
-    #[error(
-        "message with {count} file descriptors or more; at most {max} are accepted, and no more than `ulimit -n` allows"
-    )]
+    /// More descriptors than a message may carry.
+    #[error("message with {count} file descriptors or more; at most {max} are accepted")]
     DescriptorCount {
         /// How many arrived.
         count: usize,
         /// The limit.
         max: usize,
+    },
+    /// This process may not have a descriptor that came with a message.
+    #[error(
+        "a descriptor that the front-end sent is one more than the {limit} that this process may have (ulimit -n); raise \
+         that, or connect with fewer queues: each needs two"
+    )]
+    DescriptorLimit {
+        /// The limit.
+        limit: u64,
     },
     /// The peer closed the connection.
     #[error("the peer disconnected")]

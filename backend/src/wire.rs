@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use pmd::sys::descriptors_max;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -151,7 +152,12 @@ impl Wire {
             }
         }
         let count = self.descriptors.len();
-        if received.flags.contains(ReturnFlags::CTRUNC) || count > DESCRIPTORS_MAX {
+        let cut_off = received.flags.contains(ReturnFlags::CTRUNC);
+        if cut_off && count < DESCRIPTORS_MAX {
+            // There was room for one more in the message, but not in this process.
+            return Err(Error::DescriptorLimit { limit: descriptors_max().unwrap_or_default() });
+        }
+        if cut_off || count > DESCRIPTORS_MAX {
             return Err(Error::DescriptorCount { count, max: DESCRIPTORS_MAX });
         }
         self.incoming.extend_from_slice(&bytes[..received.bytes]);

@@ -3,8 +3,12 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use pmd::fwd::FinalReport;
+use vhost::VhostBackend;
+use vhost::vhost_user::Frontend;
+use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::tempdir::TempDir;
 
 fn daemon(args: &str) -> Command {
@@ -71,6 +75,46 @@ fn a_signal_ends_it_with_statistics_and_without_its_sockets() {
     assert!(rest.iter().any(|line| line.starts_with("stream 1:1 -> 0:1 on worker 0")), "{rest:?}");
     assert!(child.wait().unwrap().success());
     assert!(sockets.iter().all(|socket| !socket.exists()));
+}
+
+#[test]
+fn too_few_descriptors_end_one_connection_with_a_sentence() {
+    let dir = TempDir::new().unwrap();
+    let socket = dir.as_path().join("s");
+    let port = format!("--port vhost-user:{},queues=128", socket.display());
+    let mut command = Command::new("sh");
+    // A hard limit: the soft one is raised to it.
+    let script = format!("ulimit -n 100; exec {} {port}", env!("CARGO_BIN_EXE_twinring-backend"));
+    command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let connect = || {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            // It comes up, or clears the last connection away.
+            let frontend = Frontend::connect(&socket, 256).ok().filter(|frontend| frontend.get_features().is_ok());
+            if let Some(frontend) = frontend {
+                return frontend;
+            }
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let call = EventFd::new(0).unwrap();
+    let frontend = connect();
+    let sent = (0..256).take_while(|&ring| frontend.set_vring_call(ring, &call).is_ok()).count();
+    assert!(frontend.get_features().is_err(), "{sent} calls");
+    let sentence = said.find(|line| line.contains("connection ended")).unwrap();
+    assert!(
+        sentence.contains("one more than the 100 that this process may have (ulimit -n); raise that"),
+        "{sentence}"
+    );
+    // What fits is served.
+    let frontend = connect();
+    (0..8).for_each(|ring| frontend.set_vring_call(ring, &call).unwrap());
+    frontend.get_features().unwrap();
+    terminate(child.id());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

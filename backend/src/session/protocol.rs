@@ -16,7 +16,7 @@ use vhost::vhost_user::message::FrontendReq;
 
 use super::Session;
 use crate::error::Error;
-use crate::wire::{BODY_LEN_MAX, DESCRIPTORS_MAX, HEADER_LEN, Message};
+use crate::wire::{BODY_LEN_MAX, DESCRIPTORS_MAX, HEADER_LEN, Header, Message};
 
 /// How many descriptors a request may come with; `None` for a request that is not supported.
 fn descriptors_max(request: FrontendReq) -> Option<usize> {
@@ -71,7 +71,7 @@ impl Protocol {
     ///
     /// # Errors
     /// If the connection has to end.
-    pub(crate) fn answer(&mut self, message: &Message) -> Result<Option<Vec<u8>>, Error> {
+    pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
         let header = message.header;
         match self.carry_out(message) {
             Ok(None) if header.needs_reply() => Ok(Some(header.reply(0))),
@@ -84,13 +84,13 @@ impl Protocol {
         }
     }
 
-    fn carry_out(&mut self, message: &Message) -> Result<Option<Vec<u8>>, Error> {
+    fn carry_out(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
         let request = FrontendReq::try_from(message.header.request).ok();
         let supported = request.filter(|r| descriptors_max(*r).is_some_and(|max| message.descriptors.len() <= max));
         match supported {
             Some(request) if Session::answers(request) => {
                 let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(session.answer(request, message)?.map(|value| message.header.reply(value)))
+                Ok(session.answer(request, &message)?.map(|value| message.header.reply(value)))
             }
             Some(_) => self.hand_over(message),
             None => {
@@ -100,10 +100,14 @@ impl Protocol {
         }
     }
 
-    /// Lets the crate handle a message.
-    fn hand_over(&mut self, message: &Message) -> Result<Option<Vec<u8>>, Error> {
-        let outcome = match message.forward(&self.ours) {
-            Ok(()) => self.handler.handle_request().map_err(|error| refusal(message, error)),
+    /// Lets the crate handle a message. Our own descriptors of it are closed before the crate takes them from the socket: so it
+    /// has the room that they had. If there were none, it would lose the message and wait for ever for another.
+    fn hand_over(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
+        let Message { header, .. } = message;
+        let forwarded = message.forward(&self.ours);
+        drop(message);
+        let outcome = match forwarded {
+            Ok(()) => self.handler.handle_request().map_err(|error| refusal(header, error)),
             Err(e) => Err(Error::System { step: "handing a message over", source: e.into() }),
         };
         let reply = pending(&self.ours)?;
@@ -127,8 +131,8 @@ fn pending(socket: &UnixStream) -> Result<Option<Vec<u8>>, Error> {
 }
 
 /// Our own error, if the crate passes one through; else what the crate has to say.
-fn refusal(message: &Message, error: vhost::vhost_user::Error) -> Error {
-    let refused = |source| Error::Refused { request: message.header.request, source };
+fn refusal(header: Header, error: vhost::vhost_user::Error) -> Error {
+    let refused = |source| Error::Refused { request: header.request, source };
     match error {
         vhost::vhost_user::Error::ReqHandlerError(inner) => match inner.downcast::<Error>() {
             Ok(ours) => refused(ours.into()),
