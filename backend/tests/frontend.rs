@@ -4,12 +4,17 @@ mod support;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use backend::control::{Control, Mode};
+use backend::error::Error;
+use backend::queue::config::QueueConfig;
+use backend::session::{Device, NET_CONFIG_LEN};
 use pmd::virtio::spec::feature;
 use support::{Entry, OFFERED, P_ALL, PAGE, PROGRESS, Server, USER, eventually, memfd};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::tempdir::TempDir;
 
 #[test]
 fn the_rust_vmm_frontend_runs_every_ring_and_gets_the_positions_back() {
@@ -76,6 +81,45 @@ fn the_rust_vmm_frontend_runs_every_ring_and_gets_the_positions_back() {
         again = Frontend::connect(&server.path, 4).ok().filter(|frontend| frontend.get_features().is_ok());
         again.is_some()
     });
+}
+
+/// A device with more queue pairs than there can be.
+struct Wide {
+    features: u64,
+}
+
+impl Device for Wide {
+    fn features(&self) -> u64 {
+        self.features
+    }
+    fn queue_pairs_max(&self) -> u16 {
+        u16::MAX / 2
+    }
+    fn config(&self) -> [u8; NET_CONFIG_LEN] {
+        [0; NET_CONFIG_LEN]
+    }
+    fn queue_start(&mut self, _: QueueConfig) -> Result<(), Error> {
+        Ok(())
+    }
+    fn queue_stop(&mut self, _: u16) -> Option<u32> {
+        None
+    }
+    fn link(&mut self, _: bool) {}
+}
+
+#[test]
+fn there_are_128_queue_pairs_at_most_or_127_with_a_control_queue() {
+    let dir = TempDir::new().unwrap();
+    let control = Control::new().unwrap();
+    for (features, pairs) in [(OFFERED, 128), (OFFERED | feature::CTRL_VQ, 127)] {
+        let path = dir.as_path().join(format!("{pairs}"));
+        let _served = control.add(&path, Mode::Server, Box::new(Wide { features })).unwrap();
+        let mut frontend = Frontend::connect(&path, 256).unwrap();
+        frontend.get_features().unwrap();
+        frontend.get_protocol_features().unwrap();
+        frontend.set_protocol_features(VhostUserProtocolFeatures::MQ).unwrap();
+        assert_eq!(frontend.get_queue_num().unwrap(), pairs);
+    }
 }
 
 #[test]

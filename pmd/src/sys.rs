@@ -1,4 +1,5 @@
-//! What the kernel must be asked in C: on which CPUs a thread runs, and when the process shall end.
+//! What the kernel must be asked in C: on which CPUs a thread runs, how many descriptors a process may have, and when it shall
+//! end.
 #![expect(unsafe_code, reason = "thin wrappers over libc calls that have no safe binding here")]
 
 use std::io::{self, PipeReader, Read};
@@ -41,6 +42,38 @@ pub fn pin_thread(cpu: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// How many file descriptors this process may have open (`ulimit -n`).
+///
+/// # Errors
+/// What `getrlimit` says.
+pub fn descriptors_max() -> io::Result<u64> {
+    descriptor_limits().map(|limits| limits.rlim_cur)
+}
+
+/// Lets this process have as many file descriptors open as it may allow itself: two for each queue, which is soon more than the
+/// usual 1024. Returns how many.
+///
+/// # Errors
+/// What `getrlimit` or `setrlimit` says.
+pub fn raise_descriptors_max() -> io::Result<u64> {
+    let mut limits = descriptor_limits()?;
+    limits.rlim_cur = limits.rlim_max;
+    // SAFETY: `limits` is live and initialised; nothing here keeps a descriptor's number in less than an `int`.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(limits.rlim_cur)
+}
+
+fn descriptor_limits() -> io::Result<libc::rlimit> {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limits` is live and of the type that is filled in.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(limits)
 }
 
 /// Ctrl-C's, and the one that asks politely.

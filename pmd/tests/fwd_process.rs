@@ -76,6 +76,10 @@ fn a_usage_error_is_one_sentence_and_exit_code_2() {
             &[port[0], port[1], "--control", "--json"],
             "error: the argument '--control' cannot be used with '--json'; see --help",
         ),
+        (
+            &["--port", "virtio-user:s,queues=129"],
+            "error: invalid value 'virtio-user:s,queues=129' for '--port <ADDRESS>': address virtio-user:s,queues=129: queues=129 is not possible; write queues=1..=128; see --help",
+        ),
         (&[port[0], port[1], "--warp"], "error: unexpected argument '--warp' found; see --help"),
     ] {
         let output = fwd(args).output().unwrap();
@@ -109,6 +113,28 @@ fn what_cannot_be_opened_is_one_sentence_and_exit_code_1() {
         assert_eq!(text(&output.stderr), format!("twinring-fwd: {problem}\n"));
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
     }
+}
+
+#[test]
+fn it_takes_the_descriptors_it_may_have_and_names_the_limit_if_they_are_too_few() {
+    let dir = TempDir::new().unwrap();
+    let limited = |ulimit: &str, socket: &str| {
+        let path = dir.as_path().join(socket);
+        let offered = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        let protocol = VhostUserProtocolFeatures::MQ;
+        Recorder { offered, protocol, queue_pairs: 128, refused: "", log: Vec::new() }.listen(&path);
+        let fwd = env!("CARGO_BIN_EXE_twinring-fwd");
+        let port = format!("virtio-user:{},queues=128,size=64", path.display());
+        let script = format!("ulimit {ulimit}; exec {fwd} --port {port} --engine rxonly --seconds 1 --json");
+        Command::new("sh").args(["-c", &script]).output().unwrap()
+    };
+    // The soft limit only.
+    report(&limited("-Sn 300", "soft"));
+    let output = limited("-n 300", "hard");
+    let sentence =
+        "need 512 file descriptors, and this process may have 300 in all (ulimit -n): raise that, or use fewer";
+    assert!(text(&output.stderr).contains(sentence), "{output:?}");
+    assert_eq!((output.status.code(), text(&output.stderr).lines().count()), (Some(1), 1));
 }
 
 #[test]

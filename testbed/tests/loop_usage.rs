@@ -31,7 +31,9 @@ fn usage_errors_are_one_sentence_and_exit_code_2() {
         ("compare pair", "[possible values: loop]"),
         ("compare --rounds 0", "0 is not in 1..=99"),
         ("compare --guest dpdk", "unexpected argument '--guest'"),
-        ("compare loop --queues 129", "129 is not in 1..=128"),
+        ("compare loop --queues 17", "17 is not in 1..=16"),
+        ("loop --host dpdk --queues 16,17", "17 queue pairs with --host dpdk: it adds up the counters of its first 16"),
+        ("loop --queues 129", "129 is not in 1..=128"),
         ("compare --seconds 0", "write 0.01 to 3600 seconds"),
         ("compare --cpus 0,1000", "CPU 1000 cannot be used; those that can are "),
     ] {

@@ -10,14 +10,14 @@ use pmd::mbuf::MbufPool;
 use pmd::port::{
     Link, Port, PortConfig, PortError, PortInfo, RxBurst, RxQueueConfig, Slots, TxBurst, TxQueueConfig, validate,
 };
-use pmd::virtio::spec::{RING_SIZE_MAX, feature};
+use pmd::virtio::spec::{RING_SIZE_MAX, feature, queue_pairs_max};
 
 use crate::control::{Control, Mode, Served};
 use crate::error::Error;
 use crate::positions::Positions;
 use crate::queue::config::{Position, QueueConfig};
 use crate::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
-use crate::session::{Device, NET_CONFIG_LEN, QUEUE_PAIRS_MAX};
+use crate::session::{Device, NET_CONFIG_LEN};
 
 /// What the backend offers every guest.
 const FEATURES: u64 = feature::VERSION_1
@@ -93,7 +93,7 @@ impl VhostUserPort {
     /// # Errors
     /// [`PortError::Range`] for a number of queue pairs that cannot be; [`PortError::Device`] if the socket cannot be had.
     pub fn open(config: VhostUserConfig, control: &Control) -> Result<Self, PortError> {
-        let (value, max) = (config.queue_pairs.into(), QUEUE_PAIRS_MAX.into());
+        let (value, max) = (config.queue_pairs.into(), queue_pairs_max(FEATURES).into());
         if !(1..=max).contains(&value) {
             let port = config.address.clone();
             return Err(PortError::Range { port, what: "queue pairs", value, min: 1, max });

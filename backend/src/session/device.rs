@@ -12,8 +12,7 @@ pub trait Device: Send {
     /// The virtio features on offer, without the transport's `PROTOCOL_FEATURES` bit.
     fn features(&self) -> u64;
 
-    /// How many queue pairs there are at most; the session caps it at 128, for kick and call messages name a ring in
-    /// 8 bits.
+    /// How many queue pairs there are at most; the session caps it at [`queue_pairs_max`](pmd::virtio::spec::queue_pairs_max).
     fn queue_pairs_max(&self) -> u16;
 
     /// The configuration space (virtio 1.3, 5.1.4), little-endian.

@@ -13,7 +13,7 @@ mod ring;
 
 use std::sync::Arc;
 
-use pmd::virtio::spec::{feature, status as bit};
+use pmd::virtio::spec::{feature, queue_pairs_max, status as bit};
 use tracing::debug;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
@@ -23,9 +23,6 @@ pub(crate) use protocol::Protocol;
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use ring::{Kick, Ring};
-
-/// Queue pairs at most: kick and call requests have 8 bits for a ring's index.
-pub const QUEUE_PAIRS_MAX: u16 = 128;
 
 /// A device and what its present front-end has negotiated; between connections, nothing.
 pub(crate) struct Session {
@@ -40,7 +37,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        let count = 2 * device.queue_pairs_max().min(QUEUE_PAIRS_MAX);
+        let count = 2 * device.queue_pairs_max().min(queue_pairs_max(device.features()));
         Self {
             device,
             rings: (0..count).map(|_| Ring::default()).collect(),

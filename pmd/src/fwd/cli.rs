@@ -17,6 +17,7 @@ use super::{
 use crate::mbuf::{HEADROOM, MbufPool, MbufPoolConfig, ROOM_DEFAULT};
 use crate::mem::{Arena, Pages};
 use crate::port::Port;
+use crate::sys::raise_descriptors_max;
 
 /// Opens the port of an address; what devices are to reach lies in the arenas. The port comes back not yet configured.
 pub type Opener<'a> = &'a dyn Fn(&Address, &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>>;
@@ -166,6 +167,8 @@ fn log_events() {
 /// Whatever kept it from starting, or from ending well.
 pub fn run(options: &Options, opener: Opener<'_>) -> anyhow::Result<()> {
     log_events();
+    // Should that not be possible, the port that lacks descriptors says so.
+    let _ = raise_descriptors_max();
     let signals = Signals::watch()?;
     let mut forwarder = open(options, opener)?;
     let events = signals.forward();

@@ -12,6 +12,15 @@ compile_error!("ring layouts are little-endian (virtio 1.3, 1.4)");
 
 /// The largest ring (2.7: a power of two up to 32768; 2.8: any size up to it).
 pub const RING_SIZE_MAX: u16 = 32768;
+/// Rings of a device at most: vhost-user names one in 8 bits where it hands over a kick or a call.
+pub const RINGS_MAX: u16 = 256;
+
+/// Queue pairs at most of a device with `features`: a control queue is a ring, too (5.1.2).
+#[must_use]
+pub const fn queue_pairs_max(features: u64) -> u16 {
+    let control = features & feature::CTRL_VQ != 0;
+    (RINGS_MAX - control as u16) / 2
+}
 
 /// Feature bits (5.1.3 and 6), as masks.
 pub mod feature {

@@ -26,11 +26,11 @@ pub use self::error::UserError;
 use self::extra::Extra;
 use self::socket::Listener;
 use self::watchdog::Watchdog;
-use super::spec::{feature, status};
+use super::spec::{feature, queue_pairs_max, status};
 use crate::mem::Arena;
 
-/// The most queue pairs of one device: `SET_VRING_KICK` has 8 bits for the queue's index.
-pub const QUEUE_PAIRS_MAX: u16 = 128;
+/// The most queue pairs of one device, which then has no control queue.
+pub const QUEUE_PAIRS_MAX: u16 = queue_pairs_max(0);
 /// The most arenas that can be shared: what DPDK's and Linux's backends take.
 pub const REGIONS_MAX: usize = 8;
 /// The longest path of a Unix socket, in bytes (`sockaddr_un`, without its NUL).
@@ -130,8 +130,9 @@ impl UserTransport {
             Mode::Server => socket::accept(&config.path, timeout).map(|(stream, listener)| (stream, Some(listener)))?,
         };
         let failed = |source| UserError::io(&config.path, "getting a descriptor or thread", source);
-        let queues = (0..2 * config.queue_pairs).map(|_| Queue::new()).collect::<Result<_, _>>().map_err(failed)?;
         let (frontend, extra, watchdog) = wires(stream, config.queue_pairs).map_err(failed)?;
+        let queues = (0..2 * config.queue_pairs).map(|_| Queue::new()).collect::<Result<_, _>>();
+        let queues = queues.map_err(|source| UserError::events(&config.path, config.queue_pairs, source))?;
         let mut transport = Self {
             frontend,
             extra,
@@ -146,7 +147,7 @@ impl UserTransport {
             queues,
         };
         transport.introduce()?;
-        transport.check_queue_pairs(config.queue_pairs)?;
+        transport.check_queue_pairs(config.queue_pairs, config.wanted)?;
         transport.negotiate(config.wanted | feature::VERSION_1)?;
         Ok(transport)
     }
@@ -171,10 +172,11 @@ impl UserTransport {
     }
 
     /// Without `MQ` there is one queue pair (vhost-user, "Multiple queue support").
-    fn check_queue_pairs(&mut self, asked: u16) -> Result<(), UserError> {
+    fn check_queue_pairs(&mut self, asked: u16, wanted: u64) -> Result<(), UserError> {
         if self.protocol.contains(VhostUserProtocolFeatures::MQ) {
             let pairs = self.request(FrontendReq::GET_QUEUE_NUM, |t| Ok(t.extra.queue_num()?))?;
-            self.queue_pairs_max = u16::try_from(pairs).unwrap_or(u16::MAX).min(QUEUE_PAIRS_MAX);
+            self.queue_pairs_max =
+                u16::try_from(pairs).unwrap_or(u16::MAX).min(queue_pairs_max(self.features & wanted));
         }
         if asked > self.queue_pairs_max {
             return Err(UserError::QueuePairs { path: self.path.clone(), asked, limit: self.queue_pairs_max });
@@ -213,7 +215,7 @@ impl UserTransport {
         self.features & !feature::PROTOCOL_FEATURES
     }
 
-    /// The most queue pairs that the backend has, up to [`QUEUE_PAIRS_MAX`].
+    /// The most queue pairs that the backend has, up to [`QUEUE_PAIRS_MAX`]; one less with a control queue.
     #[must_use]
     pub fn queue_pairs_max(&self) -> u16 {
         self.queue_pairs_max

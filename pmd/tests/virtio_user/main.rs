@@ -131,7 +131,7 @@ fn more_queue_pairs_than_the_backend_has_are_refused_with_its_limit() {
     let backend = recorder().listen(&path);
     let error = UserTransport::connect(&UserConfig { queue_pairs: 5, ..config(&path) }).unwrap_err();
     let text = format!(
-        "5 queue pairs asked of the vhost-user backend at {}: at least 1 and at most 4 are possible",
+        "5 queue pairs asked of the vhost-user backend at {}: at least 1 and at most 4 are possible; write queues=4 or fewer",
         path.display()
     );
     assert_eq!(error.to_string(), text);
@@ -141,6 +141,26 @@ fn more_queue_pairs_than_the_backend_has_are_refused_with_its_limit() {
         let error = UserTransport::connect(&UserConfig { queue_pairs, ..config(&path) }).unwrap_err();
         assert!(matches!(error, UserError::QueuePairs { limit: 128, .. }), "{error}");
     }
+}
+
+#[test]
+fn a_control_queue_leaves_room_for_127_queue_pairs() {
+    let dir = temp_dir();
+    let offered = OFFERED | feature::CTRL_VQ;
+    for (wanted, queue_pairs, limit) in [(WANTED, 128, 128), (WANTED | feature::CTRL_VQ, 127, 127)] {
+        let path = dir.as_path().join(format!("{limit}"));
+        let backend = Recorder { offered, queue_pairs: 128, ..recorder() }.listen(&path);
+        let transport = UserTransport::connect(&UserConfig { queue_pairs, wanted, ..config(&path) }).unwrap();
+        assert_eq!(transport.queue_pairs_max(), limit);
+        drop(transport);
+        backend.join().unwrap();
+    }
+    let path = dir.as_path().join("128 and one");
+    let backend = Recorder { offered, queue_pairs: 128, ..recorder() }.listen(&path);
+    let wanted = WANTED | feature::CTRL_VQ;
+    let error = UserTransport::connect(&UserConfig { queue_pairs: 128, wanted, ..config(&path) }).unwrap_err();
+    assert!(error.to_string().contains("at most 127 are possible; write queues=127 or fewer"), "{error}");
+    backend.join().unwrap();
 }
 
 #[test]

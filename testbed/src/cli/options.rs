@@ -9,6 +9,7 @@ use pmd::sys::cpus_allowed;
 
 use crate::compare::{self, Ends};
 use crate::pair::{Cell, Cpus, Guest, Host, Plan, Ring, Simd, Traffic};
+use crate::peer::dpdk::VHOST_QUEUES_MAX;
 
 /// Descriptors of a ring: from where bursts fit in, to the most that virtio has (virtio 1.3, 2.7).
 const RING_SIZES: RangeInclusive<u16> = 64..=32768;
@@ -43,9 +44,9 @@ pub(super) struct CompareOptions {
     what: Vec<What>,
     #[command(flatten)]
     pub(super) cells: CellOptions,
-    /// Queue pairs, 1 to 128 each; all are polled by one CPU a side
+    /// Queue pairs, 1 to 16 each, for DPDK counts no more; all are polled by one CPU a side
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=128))]
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(VHOST_QUEUES_MAX)))]
     queues: Vec<u16>,
     /// How long each cell is measured in each round, 0.01 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = duration)]
@@ -121,6 +122,13 @@ impl LoopOptions {
     pub(super) fn cells(&self) -> Result<Vec<Cell>, String> {
         let ends = pairs(&self.host, &self.guest).map(|(&host, &guest)| Ends { host, guest });
         let mut cells: Vec<_> = ends.flat_map(|ends| self.cells.cells(ends, &self.queues)).collect();
+        if let Some(cell) = cells.iter().find(|cell| cell.host == Host::Dpdk && cell.queues > VHOST_QUEUES_MAX) {
+            return Err(format!(
+                "{} queue pairs with --host dpdk: it adds up the counters of its first {VHOST_QUEUES_MAX} queues only, so \
+                 that no frame beyond could be accounted for; use --queues {VHOST_QUEUES_MAX} or fewer",
+                cell.queues
+            ));
+        }
         cells.retain(Cell::is_possible);
         if cells.is_empty() {
             return Err("the reference backend has split rings only; use --ring split".into());

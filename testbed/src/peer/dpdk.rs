@@ -10,7 +10,7 @@ mod config;
 mod console;
 mod stats;
 
-pub use config::{Config, Forward, Memory, Role, Vhost, VirtioUser};
+pub use config::{Config, Forward, Memory, Role, VHOST_QUEUES_MAX, VIRTIO_USER_QUEUES_MAX, Vhost, VirtioUser};
 pub use stats::{Counts, ForwardStats, PortStats};
 
 use std::collections::BTreeMap;

@@ -1,5 +1,6 @@
 //! Frames out of a port and back into it, every byte checked.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pmd::mbuf::{Mbuf, MbufPool, PORT_NONE};
@@ -54,7 +55,20 @@ impl Exchange {
     /// # Errors
     /// [`PortError::HandleOut`] if a handle is out.
     pub fn new(port: &dyn Port, pool: &MbufPool, stream: &Stream, macs: Macs) -> Result<Self, PortError> {
-        let queues = port.slots().rx.len() as u16;
+        Self::on(port, 0..port.slots().rx.len() as u16, pool, stream, macs)
+    }
+
+    /// As [`Exchange::new`], of `queues` only.
+    ///
+    /// # Errors
+    /// [`PortError`] if a handle is out, or there is no such queue.
+    pub fn on(
+        port: &dyn Port,
+        queues: Range<u16>,
+        pool: &MbufPool,
+        stream: &Stream,
+        macs: Macs,
+    ) -> Result<Self, PortError> {
         let lane = |queue: u16| {
             let stream = stream.with_id(queue.into());
             Ok(Lane {
@@ -68,7 +82,7 @@ impl Exchange {
             })
         };
         Ok(Self {
-            lanes: (0..queues).map(lane).collect::<Result<_, _>>()?,
+            lanes: queues.map(lane).collect::<Result<_, _>>()?,
             pool: pool.clone(),
             cut: Cut::Whole,
             coming: Burst::new(BURST),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use vhost::vhost_user::Error as Wire;
 
 use super::{REGIONS_MAX, SOCKET_PATH_LEN_MAX};
+use crate::sys::descriptors_max;
 use crate::virtio::spec::feature;
 
 /// Why there is no vhost-user backend, or none that can be used.
@@ -145,7 +146,7 @@ pub enum UserError {
     },
     /// More queue pairs than there are.
     #[error(
-        "{asked} queue pairs asked of the vhost-user backend at {path}: at least 1 and at most {limit} are possible"
+        "{asked} queue pairs asked of the vhost-user backend at {path}: at least 1 and at most {limit} are possible; write queues={limit} or fewer"
     )]
     QueuePairs {
         /// The socket.
@@ -154,6 +155,19 @@ pub enum UserError {
         asked: u16,
         /// Queue pairs possible: [`QUEUE_PAIRS_MAX`](super::QUEUE_PAIRS_MAX), or what the backend said.
         limit: u16,
+    },
+    /// Each queue pair has four descriptors, and this process may not have so many.
+    #[error(
+        "{pairs} queue pairs of the vhost-user backend at {path} need {} file descriptors, and this process may have {limit} in all (ulimit -n): raise that, or use fewer queue pairs",
+        4 * pairs
+    )]
+    Descriptors {
+        /// The socket.
+        path: PathBuf,
+        /// Queue pairs asked for.
+        pairs: u16,
+        /// Descriptors that this process may have.
+        limit: u64,
     },
     /// A queue beyond the ones set up.
     #[error("queue {index} of the vhost-user backend at {path}: only {queues} were asked for")]
@@ -184,6 +198,16 @@ impl UserError {
         match source.kind() {
             io::ErrorKind::PermissionDenied => Self::Permission { path, step },
             _ => Self::Io { path, step: step.to_owned(), source },
+        }
+    }
+
+    /// What it means that `pairs` queue pairs did not get their events.
+    pub(super) fn events(path: &Path, pairs: u16, source: io::Error) -> Self {
+        match descriptors_max() {
+            Ok(limit) if source.raw_os_error() == Some(libc::EMFILE) => {
+                Self::Descriptors { path: path.to_owned(), pairs, limit }
+            }
+            _ => Self::io(path, "creating an eventfd", source),
         }
     }
 

@@ -44,7 +44,7 @@ impl UserTransport {
             queue.call_sent = false;
         }
         self.introduce()?;
-        self.check_queue_pairs(pairs)?;
+        self.check_queue_pairs(pairs, agreed)?;
         let missing = agreed & !self.features;
         if missing != 0 {
             return Err(UserError::FeaturesLost { path: self.path.clone(), missing });

@@ -35,6 +35,11 @@ pub struct Config {
     pub options: Vec<String>,
 }
 
+/// Queues of `net_vhost` whose counters its port adds up (`RTE_ETHDEV_QUEUE_STAT_CNTRS`, in 22.11). It serves more.
+pub const VHOST_QUEUES_MAX: u16 = 16;
+/// Queue pairs that `net_virtio_user` has at most (22.11: "arg queues 9 exceeds the limit 8").
+pub const VIRTIO_USER_QUEUES_MAX: u16 = 8;
+
 /// Which end of the ring testpmd plays.
 #[derive(Debug, Clone)]
 pub enum Role {
