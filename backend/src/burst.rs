@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use pmd::mbuf::{Chain, HEADROOM, Mbuf, MbufPool};
 use pmd::port::{Burst, Fault, QueueStats, RxBurst, TxBurst};
-use pmd::shared::{SharedBytes, prefetch};
+use pmd::shared::{SharedBytes, prefetch, prefetch_write};
 use pmd::virtio::spec::{FRAME_LEN_MIN, HEADER_LEN_LEGACY, HEADER_LEN_MAX, HEADER_NUM_BUFFERS};
 
-use crate::memory::GuestMemory;
+use crate::memory::Window;
 use crate::queue::chain::Pieces;
 use crate::queue::{DeviceRing, Head};
 
@@ -20,11 +20,50 @@ const FRAME_LEN_SHORT: usize = 60;
 /// The longest frame taken from a guest, in bytes.
 const FRAME_LEN_MAX: usize = 65535;
 
+/// A burst on a ring, in the locals of whoever runs it.
+struct Walk<'a, R: DeviceRing> {
+    ring: &'a R,
+    at: R::Cursor,
+    window: Window<'a>,
+}
+
+impl<'a, R: DeviceRing> Walk<'a, R> {
+    /// Begins; `region` is where the last burst ended. None if the driver's claim is false, which is counted.
+    #[inline(always)]
+    fn begin(ring: &'a R, region: usize, stats: &QueueStats) -> Option<Self> {
+        match ring.begin() {
+            Ok(at) => Some(Self { ring, at, window: ring.memory().window(region) }),
+            Err(fault) => {
+                stats.fault(fault);
+                None
+            }
+        }
+    }
+
+    /// The next chain and, if that is one plain buffer, its bytes.
+    #[inline(always)]
+    fn next(&mut self, writable: bool) -> Option<(Head, Option<SharedBytes<'a>>)> {
+        let head = self.ring.pop(&mut self.at)?;
+        let bytes = head.plain(self.ring.memory(), writable, &mut self.window);
+        Some((head, bytes))
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, head: &Head, written: usize) {
+        self.ring.complete(&mut self.at, head, written as u32);
+    }
+}
+
+/// Chains that wait at `at`, at most `max`.
+fn waiting<R: DeviceRing>(ring: &R, mut at: R::Cursor, max: u16) -> usize {
+    (0..max).take_while(|_| ring.pop(&mut at).is_some()).count()
+}
+
 /// The device end of a guest's transmit ring: frames come from the guest.
 pub struct FromGuest<R> {
     ring: R,
-    memory: Arc<GuestMemory>,
-    hint: usize,
+    /// Where in the guest's memory the last frame was.
+    region: usize,
     copier: Copier,
     stats: Arc<QueueStats>,
 }
@@ -41,49 +80,52 @@ struct Copier {
 impl<R: DeviceRing> FromGuest<R> {
     /// A queue on `ring` that copies frames into mbufs of `pool`, which will say they came from `port`.
     pub fn new(ring: R, pool: MbufPool, header_len: usize, port: u16, stats: Arc<QueueStats>) -> Self {
-        let memory = Arc::clone(ring.memory());
         let copier = Copier { pool, spare: Vec::with_capacity(2 * SPARE), header_len, port };
-        Self { ring, memory, hint: 0, copier, stats }
-    }
-
-    /// Takes `N` chains, copies their frames out, and completes them; false if there is no mbuf for one.
-    #[inline(always)]
-    fn take<const N: usize>(&mut self, tally: &mut Tally, burst: &mut Burst) -> bool {
-        if self.copier.spare.len() < N && !self.copier.restock(N) {
-            self.stats.fault(Fault::NoMbuf);
-            return false;
-        }
-        let chains: [(Head, Option<SharedBytes<'_>>); N] = std::array::from_fn(|_| {
-            let head = self.ring.pop();
-            let data = head.plain(&self.memory, false, &mut self.hint);
-            if let Some(data) = data {
-                prefetch(data.as_ptr());
-                prefetch(data.as_ptr().wrapping_add(self.copier.header_len + FRAME_LEN_SHORT));
-            }
-            (head, data)
-        });
-        for (head, data) in &chains {
-            let copied = match data.and_then(|data| self.copier.copy_out(data)) {
-                Some(mbuf) => Ok(mbuf),
-                None => self.copier.gather(&self.ring, head),
-            };
-            match copied {
-                Ok(mbuf) => {
-                    tally.packets += 1;
-                    tally.bytes += mbuf.pkt_len();
-                    self.stats.size(mbuf.pkt_len());
-                    // Never full: no more chains are taken than the burst has room for.
-                    drop(burst.push(mbuf));
-                }
-                Err(fault) => self.stats.fault(fault),
-            }
-            self.ring.complete(head, 0);
-        }
-        true
+        Self { ring, region: 0, copier, stats }
     }
 }
 
 impl Copier {
+    /// Takes up to `N` chains, copies their frames out, and completes them; how many there were. There are `N` spare mbufs.
+    #[inline(always)]
+    fn take<const N: usize>(
+        &mut self,
+        walk: &mut Walk<'_, impl DeviceRing>,
+        tally: &mut Tally<'_>,
+        burst: &mut Burst,
+    ) -> usize {
+        let chains: [_; N] = std::array::from_fn(|_| {
+            let chain = walk.next(false);
+            if let Some((_, Some(data))) = chain {
+                prefetch(data.as_ptr());
+                prefetch(data.as_ptr().wrapping_add(self.header_len + FRAME_LEN_SHORT));
+            }
+            chain
+        });
+        let mut taken = 0;
+        for (head, data) in chains.iter().flatten() {
+            let copied = match data.and_then(|data| self.copy_out(data)) {
+                Some(mbuf) => Ok(mbuf),
+                None => self.gather(walk.ring, head),
+            };
+            tally.count(copied.map(|mbuf| {
+                let len = mbuf.pkt_len();
+                // Never full: no more chains are taken than the burst has room for.
+                drop(burst.push(mbuf));
+                len
+            }));
+            walk.complete(head, 0);
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Whether there are `needed` spare mbufs by now.
+    #[inline(always)]
+    fn has(&mut self, needed: usize) -> bool {
+        self.spare.len() >= needed || self.restock(needed)
+    }
+
     /// Gets spare mbufs, at least `needed`. If there are none the frames stay with the guest.
     #[cold]
     fn restock(&mut self, needed: usize) -> bool {
@@ -157,34 +199,67 @@ fn append(frame: Option<Chain>, mbuf: Mbuf) -> Result<Chain, Fault> {
 }
 
 /// What one burst moved.
-#[derive(Default)]
-struct Tally {
+struct Tally<'a> {
     packets: usize,
     bytes: usize,
+    stats: &'a QueueStats,
+}
+
+impl<'a> Tally<'a> {
+    fn new(stats: &'a QueueStats) -> Self {
+        Self { packets: 0, bytes: 0, stats }
+    }
+
+    /// Counts a frame's length in bytes, or why it was dropped.
+    #[inline(always)]
+    fn count(&mut self, frame: Result<usize, Fault>) {
+        match frame {
+            Ok(len) => {
+                self.packets += 1;
+                self.bytes += len;
+                self.stats.size(len);
+            }
+            Err(fault) => self.stats.fault(fault),
+        }
+    }
+
+    /// Adds the burst to the statistics; its packets.
+    #[inline(always)]
+    fn settle(&self) -> usize {
+        self.stats.packets.add(self.packets as u64);
+        self.stats.bytes.add(self.bytes as u64);
+        self.packets
+    }
 }
 
 impl<R: DeviceRing + 'static> RxBurst for FromGuest<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
-        let ready = self.ring.ready(burst.room() as u16).unwrap_or_else(|fault| {
-            self.stats.fault(fault);
-            0
-        });
-        let mut left = usize::from(ready).min(burst.room());
-        let mut tally = Tally::default();
-        while left >= GROUP && self.take::<GROUP>(&mut tally, burst) {
-            left -= GROUP;
+        let Some(mut walk) = Walk::begin(&self.ring, self.region, &self.stats) else { return 0 };
+        let mut tally = Tally::new(&self.stats);
+        while burst.room() > 0 {
+            let (asked, taken) = if burst.room() >= GROUP && self.copier.has(GROUP) {
+                (GROUP, self.copier.take::<GROUP>(&mut walk, &mut tally, burst))
+            } else if self.copier.has(1) {
+                (1, self.copier.take::<1>(&mut walk, &mut tally, burst))
+            } else {
+                if waiting(walk.ring, walk.at, 1) > 0 {
+                    self.stats.fault(Fault::NoMbuf);
+                }
+                break;
+            };
+            if taken < asked {
+                break;
+            }
         }
-        while left > 0 && self.take::<1>(&mut tally, burst) {
-            left -= 1;
-        }
-        self.stats.packets.add(tally.packets as u64);
-        self.stats.bytes.add(tally.bytes as u64);
-        flush(&mut self.ring, &self.stats);
-        tally.packets
+        let packets = tally.settle();
+        let at = walk.at;
+        self.region = walk.window.region();
+        flush(&mut self.ring, at, &self.stats);
+        packets
     }
 
     fn pending(&mut self) -> usize {
-        usize::from(self.ring.ready(u16::MAX).unwrap_or(0))
+        self.ring.begin().map_or(0, |at| waiting(&self.ring, at, self.ring.size()))
     }
 
     fn arm(&mut self) -> bool {
@@ -203,8 +278,8 @@ impl<R: DeviceRing + 'static> RxBurst for FromGuest<R> {
 
 /// One flush and one call test a burst.
 #[inline(always)]
-fn flush(ring: &mut impl DeviceRing, stats: &QueueStats) {
-    match ring.flush() {
+fn flush<R: DeviceRing>(ring: &mut R, at: R::Cursor, stats: &QueueStats) {
+    match ring.flush(at) {
         Some(true) => stats.kicks.add(1),
         Some(false) => stats.kicks_suppressed.add(1),
         None => {}
@@ -215,51 +290,42 @@ fn flush(ring: &mut impl DeviceRing, stats: &QueueStats) {
 pub struct ToGuest<R, const MERGEABLE: bool> {
     ring: R,
     header_len: usize,
-    hint: usize,
+    /// Where in the guest's memory the last buffer was.
+    region: usize,
     stats: Arc<QueueStats>,
-}
-
-/// What became of a frame.
-enum Put {
-    /// It is in the guest.
-    Done,
-    /// The ring has no (or not enough) buffers for it now.
-    NoRoom,
-    /// It was refused.
-    Dropped(Fault),
 }
 
 impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
     /// A queue on `ring`.
     pub fn new(ring: R, header_len: usize, stats: Arc<QueueStats>) -> Self {
-        Self { ring, header_len, hint: 0, stats }
+        Self { ring, header_len, region: 0, stats }
     }
 
-    /// Puts a frame into the next buffer, if it is a single piece on both sides; `ready` is how many chains there are.
+    /// Puts `N` frames into the next `N` buffers, if each is a single piece on both sides; else nothing is done, and false.
     #[inline(always)]
-    fn put(&mut self, mbuf: &Mbuf, ready: &mut u16) -> Put {
-        if *ready == 0 {
-            // Frames of several buffers have used up those looked for at first.
-            *ready = self.ring.ready(GROUP as u16).unwrap_or(0);
-            if *ready == 0 {
-                return Put::NoRoom;
+    fn put_group<const N: usize>(&self, walk: &mut Walk<'_, R>, mbufs: &[Mbuf; N], tally: &mut Tally<'_>) -> bool {
+        let start = walk.at;
+        let rooms: [_; N] = std::array::from_fn(|i| {
+            let (head, room) = walk.next(true)?;
+            let (room, len) = (room?, self.header_len + mbufs[i].data_len());
+            // The guest has read both lines since we wrote them last.
+            prefetch_write(room.as_ptr());
+            prefetch_write(room.as_ptr().wrapping_add(len - 1));
+            (mbufs[i].nb_segs() == 1 && len <= room.len()).then_some((head, room))
+        });
+        if rooms.iter().any(Option::is_none) {
+            walk.at = start;
+            return false;
+        }
+        for ((head, room), mbuf) in rooms.iter().flatten().zip(mbufs) {
+            self.write_header(*room);
+            if let Some(body) = room.sub(self.header_len, mbuf.data_len()) {
+                mbuf.data().copy_to(body);
             }
+            walk.complete(head, self.header_len + mbuf.data_len());
+            tally.count(Ok(mbuf.data_len()));
         }
-        let mark = self.ring.mark();
-        let head = self.ring.pop();
-        let memory = self.ring.memory();
-        if mbuf.nb_segs() == 1
-            && let Some(room) = head.plain(memory, true, &mut self.hint)
-            && let Some(body) = room.sub(self.header_len, mbuf.data_len())
-        {
-            self.write_header(room);
-            mbuf.data().copy_to(body);
-            self.ring.complete(&head, (self.header_len + mbuf.data_len()) as u32);
-            *ready -= 1;
-            return Put::Done;
-        }
-        self.ring.rewind(mark);
-        self.scatter(mbuf, ready)
+        true
     }
 
     /// Writes the header of a frame in one buffer.
@@ -272,64 +338,55 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
         }
     }
 
-    /// Spreads a frame over as many chains as it needs (one, unless `MERGEABLE`). Nothing is completed before all of it is
-    /// written, so a frame that turns out not to fit leaves the ring as it was.
+    /// Spreads a frame over as many chains as it needs (one, unless `MERGEABLE`); none if there are too few now. Nothing is
+    /// completed before all of it is written, so a frame that turns out not to fit leaves the ring as it was.
     #[cold]
-    fn scatter(&mut self, mbuf: &Mbuf, ready: &mut u16) -> Put {
-        let most = if MERGEABLE { self.ring.size() } else { 1 };
-        let mark = self.ring.mark();
+    fn scatter(&self, start: R::Cursor, mbuf: &Mbuf) -> Option<(R::Cursor, Result<usize, Fault>)> {
+        let (ring, mut at) = (&self.ring, start);
+        let most = if MERGEABLE { ring.size() } else { 1 };
         let mut source = mbuf.segments().map(|segment| segment.data()).filter(|data| !data.is_empty());
         let mut rest = source.next();
         let mut chains: u16 = 0;
         let mut first: Option<Head> = None;
         while rest.is_some() {
-            if chains == *ready && chains < most {
-                // Those looked for so far may be fewer than there are.
-                *ready += self.ring.ready(GROUP as u16).unwrap_or(0);
+            if chains == most {
+                return Some((start, Err(Fault::Long)));
             }
-            if chains == (*ready).min(most) {
-                self.ring.rewind(mark);
-                return if chains == most { Put::Dropped(Fault::Long) } else { Put::NoRoom };
-            }
-            let head = self.ring.pop();
+            let head = ring.pop(&mut at)?;
             chains += 1;
             let skip = if first.is_none() { self.header_len } else { 0 };
-            if let Err(fault) = fill(&self.ring, &head, skip, &mut rest, &mut source) {
-                return self.discard(mark, chains, ready, fault);
+            if let Err(fault) = fill(ring, &head, skip, &mut rest, &mut source) {
+                return Some((discard(ring, start, chains), Err(fault)));
             }
             first.get_or_insert(head);
         }
-        let Some(head) = first else { return Put::Dropped(Fault::Short) };
-        if let Err(fault) = write_header(&self.ring, &head, &header(chains)[..self.header_len]) {
-            return self.discard(mark, chains, ready, fault);
+        let Some(head) = first else { return Some((start, Err(Fault::Short))) };
+        if let Err(fault) = write_header(ring, &head, &header(chains)[..self.header_len]) {
+            return Some((discard(ring, start, chains), Err(fault)));
         }
-        self.ring.rewind(mark);
-        self.complete_scattered(self.header_len + mbuf.pkt_len(), chains);
-        *ready -= chains;
-        Put::Done
+        Some((complete_scattered(ring, start, self.header_len + mbuf.pkt_len(), chains), Ok(mbuf.pkt_len())))
     }
+}
 
-    /// Completes the next `chains` chains with what `scatter` wrote into each, `left` bytes in all.
-    fn complete_scattered(&mut self, mut left: usize, chains: u16) {
-        for i in 0..chains {
-            let head = self.ring.pop();
-            // The last one holds the rest, whatever the guest says by now of the capacities.
-            let len = if i + 1 == chains { left } else { capacity(&self.ring, &head).min(left) };
-            left -= len;
-            self.ring.complete(&head, len as u32);
-        }
+/// Completes the `chains` chains from `at` on with what `scatter` wrote into each, `left` bytes in all.
+fn complete_scattered<R: DeviceRing>(ring: &R, mut at: R::Cursor, mut left: usize, chains: u16) -> R::Cursor {
+    for i in 0..chains {
+        let Some(head) = ring.pop(&mut at) else { break };
+        // The last one holds the rest, whatever the guest says by now of the capacities.
+        let len = if i + 1 == chains { left } else { capacity(ring, &head).min(left) };
+        left -= len;
+        ring.complete(&mut at, &head, len as u32);
     }
+    at
+}
 
-    /// Gives the guest back, empty, a false chain and those before it that this frame had begun to fill.
-    fn discard(&mut self, mark: R::Mark, chains: u16, ready: &mut u16, fault: Fault) -> Put {
-        self.ring.rewind(mark);
-        for _ in 0..chains {
-            let head = self.ring.pop();
-            self.ring.complete(&head, 0);
-        }
-        *ready -= chains;
-        Put::Dropped(fault)
+/// Gives the guest back, empty, the `chains` chains from `at` on: a false one, and those before it that a frame had begun to fill.
+fn discard<R: DeviceRing>(ring: &R, mut at: R::Cursor, chains: u16) -> R::Cursor {
+    for _ in 0..chains {
+        let Some(head) = ring.pop(&mut at) else { break };
+        ring.complete(&mut at, &head, 0);
     }
+    at
 }
 
 /// Fills one chain, behind `skip` bytes, from `rest` and what follows in `source`.
@@ -385,26 +442,32 @@ impl<R: DeviceRing, const MERGEABLE: bool> TxBurst for ToGuest<R, MERGEABLE> {
         if burst.is_empty() {
             return 0;
         }
-        let mut ready = self.ring.ready(burst.len() as u16).unwrap_or_else(|fault| {
-            self.stats.fault(fault);
-            0
-        });
-        let (mut taken, mut tally) = (0, Tally::default());
-        for mbuf in burst.as_slice() {
-            match self.put(mbuf, &mut ready) {
-                Put::Done => {
-                    tally.packets += 1;
-                    tally.bytes += mbuf.pkt_len();
-                    self.stats.size(mbuf.pkt_len());
-                }
-                Put::NoRoom => break,
-                Put::Dropped(fault) => self.stats.fault(fault),
+        let Some(mut walk) = Walk::begin(&self.ring, self.region, &self.stats) else { return 0 };
+        let mut tally = Tally::new(&self.stats);
+        let mut rest = burst.as_slice();
+        'burst: while !rest.is_empty() {
+            if let Some((group, behind)) = rest.split_first_chunk::<GROUP>()
+                && self.put_group(&mut walk, group, &mut tally)
+            {
+                rest = behind;
+                continue;
             }
-            taken += 1;
+            // The last few, or some that are not plain: one by one.
+            for mbuf in &rest[..rest.len().min(GROUP)] {
+                if !self.put_group(&mut walk, std::array::from_ref(mbuf), &mut tally) {
+                    // If the ring has too few buffers for it now, it stays with the caller, and those behind it as well.
+                    let Some((at, put)) = self.scatter(walk.at, mbuf) else { break 'burst };
+                    walk.at = at;
+                    tally.count(put);
+                }
+                rest = &rest[1..];
+            }
         }
-        self.stats.packets.add(tally.packets as u64);
-        self.stats.bytes.add(tally.bytes as u64);
-        flush(&mut self.ring, &self.stats);
+        let taken = burst.len() - rest.len();
+        tally.settle();
+        let at = walk.at;
+        self.region = walk.window.region();
+        flush(&mut self.ring, at, &self.stats);
         Mbuf::free_bulk(burst.take_front(taken));
         taken
     }

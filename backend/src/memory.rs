@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -81,6 +82,31 @@ pub struct GuestMemory {
     regions: Vec<Region>,
 }
 
+/// One region, for translating addresses in it: a few numbers, which a burst keeps in registers.
+#[derive(Clone, Copy)]
+pub struct Window<'a> {
+    guest_phys_addr: u64,
+    size: u64,
+    host: *mut u8,
+    region: usize,
+    memory: PhantomData<&'a GuestMemory>,
+}
+
+impl Window<'_> {
+    /// The region's number.
+    #[must_use]
+    pub fn region(&self) -> usize {
+        self.region
+    }
+}
+
+impl Default for Window<'_> {
+    /// No region.
+    fn default() -> Self {
+        Self { guest_phys_addr: 0, size: 0, host: ptr::null_mut(), region: 0, memory: PhantomData }
+    }
+}
+
 impl GuestMemory {
     /// Maps the regions of a `SET_MEM_TABLE` request, in any order.
     ///
@@ -132,29 +158,42 @@ impl GuestMemory {
     /// The bytes at guest address `guest_phys_addr`: `len` of them, or fewer where the region ends (go on with the
     /// rest, which may lie in another region); `None` if no region holds the first byte.
     ///
-    /// `hint` is the region of the last hit. Start with any value and pass it on.
-    #[inline]
-    pub fn translate(&self, guest_phys_addr: u64, len: u32, hint: &mut usize) -> Option<SharedBytes<'_>> {
-        let (region, offset) = match self.regions.get(*hint) {
-            // Below the region, the difference wraps to something larger than any size.
-            Some(region) if guest_phys_addr.wrapping_sub(region.guest_phys_addr) < region.size => {
-                (region, guest_phys_addr.wrapping_sub(region.guest_phys_addr))
-            }
-            _ => self.search(guest_phys_addr, hint)?,
-        };
-        let len = usize::try_from(u64::from(len).min(region.size - offset)).ok()?;
+    /// `window` is the region of the last hit. Start with any, or none, and pass it on.
+    #[inline(always)]
+    pub fn translate<'a>(&'a self, guest_phys_addr: u64, len: u32, window: &mut Window<'a>) -> Option<SharedBytes<'a>> {
+        // Below the region, the difference wraps to something larger than any size.
+        if guest_phys_addr.wrapping_sub(window.guest_phys_addr) >= window.size {
+            *window = self.search(guest_phys_addr)?;
+        }
+        let offset = guest_phys_addr - window.guest_phys_addr;
+        let len = usize::try_from(u64::from(len).min(window.size - offset)).ok()?;
         let offset = usize::try_from(offset).ok()?;
-        // SAFETY: `offset + len` is at most `region.size`, all of which is mapped behind `host` (`map`) while `self`
-        // lives.
-        Some(unsafe { SharedBytes::new(region.host.as_ptr().add(offset), len) })
+        // SAFETY: `offset + len` is at most the region's size, all of which is mapped behind `host` (`map`) while `self` lives.
+        Some(unsafe { SharedBytes::new(window.host.wrapping_add(offset), len) })
+    }
+
+    /// As [`translate`](Self::translate), for a single address.
+    #[must_use]
+    pub fn bytes(&self, guest_phys_addr: u64, len: u32) -> Option<SharedBytes<'_>> {
+        self.translate(guest_phys_addr, len, &mut Window::default())
+    }
+
+    /// The region with this number, as [`Window::region`] tells it; empty if there is none.
+    #[inline(always)]
+    #[must_use]
+    pub fn window(&self, region: usize) -> Window<'_> {
+        match self.regions.get(region) {
+            Some(&Region { guest_phys_addr, size, host, .. }) => {
+                Window { guest_phys_addr, size, host: host.as_ptr(), region, memory: PhantomData }
+            }
+            None => Window::default(),
+        }
     }
 
     #[cold]
-    fn search(&self, guest_phys_addr: u64, hint: &mut usize) -> Option<(&Region, u64)> {
-        let offset = |region: &Region| guest_phys_addr.wrapping_sub(region.guest_phys_addr);
-        *hint = self.regions.iter().position(|region| offset(region) < region.size)?;
-        let region = self.regions.get(*hint)?;
-        Some((region, offset(region)))
+    fn search(&self, guest_phys_addr: u64) -> Option<Window<'_>> {
+        let holds = |region: &Region| guest_phys_addr.wrapping_sub(region.guest_phys_addr) < region.size;
+        Some(self.window(self.regions.iter().position(holds)?))
     }
 
     /// `count` shared words of type `T` at the front-end's address `user_addr`, which is how rings are named; the

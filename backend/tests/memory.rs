@@ -34,16 +34,16 @@ fn addresses_of_an_unsorted_table_reach_the_right_bytes() {
         region(0x3000, PAGE, PAGE, &file),
     ])
     .unwrap();
-    let mut hint = 7;
+    let mut window = memory.window(7);
     for (gpa, offset) in [(0x2000, 0), (0x3010, PAGE + 0x10), (0x10_0000, 4 * PAGE), (0x10_1ff8, 6 * PAGE - 8)] {
-        let bytes = memory.translate(gpa, 8, &mut hint).unwrap();
+        let bytes = memory.translate(gpa, 8, &mut window).unwrap();
         assert_eq!((bytes.len(), bytes.write(&gpa.to_le_bytes())), (8, 8));
         let mut seen = [0; 8];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, offset).unwrap();
         assert_eq!(u64::from_le_bytes(seen), gpa, "written to the wrong place of the file");
     }
     for outside in [0, 0x1fff, 0x4000, 0x10_2000, u64::MAX] {
-        assert!(memory.translate(outside, 1, &mut hint).is_none(), "{outside:#x} is in no region");
+        assert!(memory.translate(outside, 1, &mut window).is_none(), "{outside:#x} is in no region");
     }
 }
 
@@ -51,9 +51,9 @@ fn addresses_of_an_unsorted_table_reach_the_right_bytes() {
 fn a_translation_stops_where_the_region_ends() {
     let file = memfd(2 * PAGE, MemfdFlags::empty());
     let memory = GuestMemory::new(&[region(0, PAGE, 0, &file), region(PAGE, PAGE, PAGE, &file)]).unwrap();
-    assert_eq!(memory.translate(PAGE - 10, 100, &mut 0).unwrap().len(), 10);
-    assert_eq!(memory.translate(PAGE, 90, &mut 0).unwrap().len(), 90);
-    assert_eq!(memory.translate(0, u32::MAX, &mut 0).unwrap().len(), 4096);
+    assert_eq!(memory.bytes(PAGE - 10, 100).unwrap().len(), 10);
+    assert_eq!(memory.bytes(PAGE, 90).unwrap().len(), 90);
+    assert_eq!(memory.bytes(0, u32::MAX).unwrap().len(), 4096);
 }
 
 #[test]
@@ -106,17 +106,17 @@ fn overlapping_or_too_many_regions_are_refused() {
 fn regions_come_and_go_one_by_one() {
     let file = memfd(2 * PAGE, MemfdFlags::empty());
     let first = GuestMemory::default().with(&region(0, PAGE, 0, &file)).unwrap();
-    first.translate(0, 1, &mut 0).unwrap().write(&[9]);
+    first.bytes(0, 1).unwrap().write(&[9]);
     let both = first.with(&region(PAGE, PAGE, PAGE, &file)).unwrap();
     drop(first);
     let mut byte = [0];
-    both.translate(0, 1, &mut 0).unwrap().read(&mut byte);
+    both.bytes(0, 1).unwrap().read(&mut byte);
     assert_eq!(byte, [9], "the first region is still the same memory");
     assert!(matches!(both.without(0, USER, 2 * PAGE).unwrap_err(), Error::RegionUnknown { .. }));
     let second = both.without(0, USER, PAGE).unwrap();
     assert_eq!(second.region_count(), 1);
-    assert!(second.translate(0, 1, &mut 0).is_none());
-    assert!(second.translate(PAGE, 1, &mut 0).is_some());
+    assert!(second.bytes(0, 1).is_none());
+    assert!(second.bytes(PAGE, 1).is_some());
 }
 
 /// Shortens the file under one memory while another lives, and looks at both.
@@ -126,18 +126,18 @@ fn truncated_memory_reads_as_zeros(page: u64, flags: MemfdFlags) {
     let other = GuestMemory::new(&[region(0, PAGE, 0, &other_file)]).unwrap();
     let byte = |memory: &GuestMemory, gpa| {
         let mut byte = [0xee];
-        memory.translate(gpa, 1, &mut 0).unwrap().read(&mut byte);
+        memory.bytes(gpa, 1).unwrap().read(&mut byte);
         byte[0]
     };
     for i in 0..4 {
-        memory.translate(i * page + 100, 1, &mut 0).unwrap().write(&[7]);
+        memory.bytes(i * page + 100, 1).unwrap().write(&[7]);
     }
     file.set_len(page).unwrap();
     assert!(!memory.is_broken(), "nobody has touched it yet");
     assert_eq!(byte(&memory, 2 * page + 100), 0);
     assert!(memory.is_broken());
     assert_eq!((byte(&memory, 100), byte(&memory, page + 100), byte(&memory, 3 * page + 100)), (7, 0, 0));
-    memory.translate(3 * page, 4, &mut 0).unwrap().write(&[1, 2, 3, 4]);
+    memory.bytes(3 * page, 4).unwrap().write(&[1, 2, 3, 4]);
     assert_eq!(byte(&memory, 3 * page + 3), 4, "what replaces the pages can be written");
     assert!(!other.is_broken(), "somebody else's memory");
 }
@@ -161,7 +161,7 @@ fn huge_pages_survive_shortening_as_well() {
     // A region in the middle of a huge page: mapped from the page's start, unmapped whole.
     let file = memfd(2 * HUGE, flags);
     let memory = GuestMemory::new(&[region(0, HUGE / 2, HUGE + PAGE, &file)]).unwrap();
-    memory.translate(0, 3, &mut 0).unwrap().write(b"abc");
+    memory.bytes(0, 3).unwrap().write(b"abc");
     let direct = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 4 << 20).unwrap();
     let mut seen = [0; 3];
     let at = usize::try_from(HUGE + PAGE).unwrap();

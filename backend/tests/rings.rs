@@ -313,7 +313,7 @@ fn a_peer_that_shortens_its_memory_is_disconnected_and_the_next_one_is_served() 
     assert!(client.tell_ring(SET_VRING_ENABLE, 0, 1));
     let memory = Arc::clone(&server.device.diary().running[&0].memory);
     guest.set_len(0).unwrap();
-    memory.translate(PAGE, 1, &mut 0).unwrap().write(&[1]);
+    memory.bytes(PAGE, 1).unwrap().write(&[1]);
     assert!(client.receive().is_none(), "the connection ends");
     eventually("its ring is stopped", || server.device.diary().running.is_empty());
     Client::connect_and_get_features(&server.path);

@@ -40,7 +40,7 @@ fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
 }
 
 /// One round: the driver offers a ring full of buffers; the device's time to use them all up; the driver takes them back.
-fn use_up(driver: &mut impl DriverRing, device: &mut impl DeviceRing, buffer: u64, hint: &mut usize) -> Duration {
+fn use_up(driver: &mut impl DriverRing, device: &mut impl DeviceRing, buffer: u64) -> Duration {
     for _ in 0..RING {
         let id = driver.next_id();
         driver.desc(buffer + 2048 * u64::from(id), 2048, 0);
@@ -49,15 +49,16 @@ fn use_up(driver: &mut impl DriverRing, device: &mut impl DeviceRing, buffer: u6
     driver.publish();
 
     let start = Instant::now();
-    let memory = Arc::clone(device.memory());
     for _ in 0..RING / BURST {
-        let ready = device.ready(BURST as u16).map_or(0, usize::from);
-        for _ in 0..ready.min(BURST) {
-            let head = device.pop();
-            black_box(head.plain(&memory, false, hint));
-            device.complete(&head, 0);
+        let mut at = device.begin().expect("an honest driver");
+        let memory = device.memory();
+        let mut window = memory.window(0);
+        for _ in 0..BURST {
+            let Some(head) = device.pop(&mut at) else { break };
+            black_box(head.plain(memory, false, &mut window));
+            device.complete(&mut at, &head, 0);
         }
-        device.flush();
+        device.flush(at);
     }
     let time = start.elapsed();
 
@@ -100,32 +101,32 @@ fn guest(features: u64) -> (Guest, QueueConfig) {
 
 fn device_ring(c: &mut Criterion) {
     let mut group = group(c, "device ring work");
-    let mut row = |name: &str, guest: &Guest, driver: &mut dyn FnMut(u64, &mut usize) -> Duration| {
+    let mut row = |name: &str, guest: &Guest, driver: &mut dyn FnMut(u64) -> Duration| {
         let span = guest.arena().alloc(RING * 2048, 64).expect("the scratch space");
-        let (buffer, mut hint) = (span.iova(0), 0);
-        group.bench_function(name, |b| b.iter_custom(|iters| (0..iters).map(|_| driver(buffer, &mut hint)).sum()));
+        let buffer = span.iova(0);
+        group.bench_function(name, |b| b.iter_custom(|iters| (0..iters).map(|_| driver(buffer)).sum()));
     };
     let position = Position::default;
 
     let (guest_of, config) = guest(0);
     let mut driver = SplitRing::<false>::new(guest_of.layout(), Box::new(Mute));
     let mut device = split::SplitRing::<false>::activate(config, position()).expect("a ring");
-    row("split", &guest_of, &mut |buffer, hint| use_up(&mut driver, &mut device, buffer, hint));
+    row("split", &guest_of, &mut |buffer| use_up(&mut driver, &mut device, buffer));
 
     let (guest_of, config) = guest(IN_ORDER);
     let mut driver = SplitRing::<true>::new(guest_of.layout(), Box::new(Mute));
     let mut device = split::SplitRing::<true>::activate(config, position()).expect("a ring");
-    row("split-in-order", &guest_of, &mut |buffer, hint| use_up(&mut driver, &mut device, buffer, hint));
+    row("split-in-order", &guest_of, &mut |buffer| use_up(&mut driver, &mut device, buffer));
 
     let (guest_of, config) = guest(RING_PACKED);
     let mut driver = PackedRing::<false>::new(guest_of.layout(), Box::new(Mute));
     let mut device = packed::PackedRing::<false>::activate(config, position()).expect("a ring");
-    row("packed", &guest_of, &mut |buffer, hint| use_up(&mut driver, &mut device, buffer, hint));
+    row("packed", &guest_of, &mut |buffer| use_up(&mut driver, &mut device, buffer));
 
     let (guest_of, config) = guest(RING_PACKED | IN_ORDER);
     let mut driver = PackedRing::<true>::new(guest_of.layout(), Box::new(Mute));
     let mut device = packed::PackedRing::<true>::activate(config, position()).expect("a ring");
-    row("packed-in-order", &guest_of, &mut |buffer, hint| use_up(&mut driver, &mut device, buffer, hint));
+    row("packed-in-order", &guest_of, &mut |buffer| use_up(&mut driver, &mut device, buffer));
 }
 
 /// One round: a ring full of frames is sent, then received, in bursts; the times that the ends take, mbufs' way to and from the

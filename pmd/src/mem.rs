@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::shared::{Shared, SharedBytes, View};
+use crate::shared::{Circle, Shared, SharedBytes, View};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -330,6 +330,15 @@ pub fn view<T: Shared>(span: &Arc<Span>, offset: usize, count: usize) -> View<T>
     assert!(ptr.is_aligned(), "view not aligned");
     // SAFETY: aligned, inside the span, which the view's owner keeps allocated and mapped; `T` is `Shared`.
     unsafe { View::new(ptr, count, Arc::clone(span) as _) }
+}
+
+/// As [`view`], for what is indexed round and round.
+///
+/// # Panics
+/// As [`view`], and if `count` is not a power of two.
+#[must_use]
+pub fn circle<T: Shared>(span: &Arc<Span>, offset: usize, count: u16) -> Circle<T> {
+    Circle::new(view(span, offset, count.into())).expect("a split ring has a power of two of descriptors")
 }
 
 impl Drop for Span {

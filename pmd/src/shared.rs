@@ -15,7 +15,7 @@ pub use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsi
 #[cfg(not(loom))]
 pub use self::cell::UnsafeCell;
 #[cfg(not(loom))]
-pub use self::view::{SharedBytes, View};
+pub use self::view::{Circle, SharedBytes, View};
 
 /// A type that may lie in memory which another process writes at any time.
 ///
@@ -93,6 +93,29 @@ mod view {
             // SAFETY: `new`'s contract: mapped while the owner lives, which is as long as `self`; `Shared` types accept any
             // bits and any concurrent writer.
             unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        }
+    }
+
+    /// A view whose length is a power of two, in which indexes go round: what a split ring's entries are.
+    #[derive(Debug)]
+    pub struct Circle<T: Shared> {
+        view: View<T>,
+        mask: usize,
+    }
+
+    impl<T: Shared> Circle<T> {
+        /// Goes round `view`; `None` if its length is not a power of two.
+        #[must_use]
+        pub fn new(view: View<T>) -> Option<Self> {
+            view.len.is_power_of_two().then(|| Self { mask: view.len - 1, view })
+        }
+
+        /// The value at `index`, modulo the length.
+        #[inline(always)]
+        #[must_use]
+        pub fn at(&self, index: u16) -> &T {
+            // SAFETY: the length is `mask + 1`, as `new` saw.
+            unsafe { self.view.get_unchecked(usize::from(index) & self.mask) }
         }
     }
 
@@ -248,6 +271,20 @@ pub fn prefetch<T>(target: *const T) {
     // SAFETY: prefetching never faults, whatever the address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(target.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = target;
+}
+
+/// As [`prefetch`], for a line that will be written: other cores give it up at once, and not only when the store waits for that.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn prefetch_write<T>(target: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching never faults, whatever the address. By name, for the compiler takes it for an extension that not every
+    // CPU has; those without it (Intel's before Broadwell) run it as a hint without effect.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) target, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = target;

@@ -358,7 +358,7 @@ impl Guest {
     /// `len` bytes at `addr`, if they lie in one region.
     #[must_use]
     pub fn bytes(&self, addr: u64, len: u32) -> Option<SharedBytes<'_>> {
-        self.memory.translate(addr, len, &mut 0).filter(|bytes| bytes.len() == len as usize)
+        self.memory.bytes(addr, len).filter(|bytes| bytes.len() == len as usize)
     }
 
     /// The arena that its memory is.

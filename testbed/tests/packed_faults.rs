@@ -59,7 +59,7 @@ impl Driver {
     fn offer_endless(&mut self, flags: u16) {
         for _ in 0..SIZE {
             let flags = flags | DESC_F_NEXT | self.pos.avail_flags();
-            self.raw.describe(self.pos.slot, self.scratch.iova(0), PackedMeta { len: 100, id: 0, flags });
+            self.raw.describe(self.pos.slot(), self.scratch.iova(0), PackedMeta { len: 100, id: 0, flags });
             self.pos = self.pos.advance(1, SIZE);
         }
     }
@@ -84,9 +84,9 @@ fn lies() -> Vec<Lie<Driver>> {
         (Fault::BadIndirect, "a table that goes on", |d, w| {
             d.offer_table(32, 0, w);
             // The ring's own next descriptor belongs to the chain, as the flag says.
-            let (addr, meta) = d.raw.described(d.pos.slot + SIZE - 1);
-            d.raw.describe(d.pos.slot, addr, PackedMeta { flags: w | d.pos.avail_flags(), ..meta });
-            d.raw.describe(d.pos.slot + SIZE - 1, addr, PackedMeta { flags: meta.flags | DESC_F_NEXT, ..meta });
+            let (addr, meta) = d.raw.described(d.pos.slot() + SIZE - 1);
+            d.raw.describe(d.pos.slot(), addr, PackedMeta { flags: w | d.pos.avail_flags(), ..meta });
+            d.raw.describe(d.pos.slot() + SIZE - 1, addr, PackedMeta { flags: meta.flags | DESC_F_NEXT, ..meta });
             d.pos = d.pos.advance(1, SIZE);
         }),
         (Fault::BadIndirect, "a table in a table", |d, w| d.offer_table(32, 0, w | DESC_F_INDIRECT)),
@@ -164,7 +164,7 @@ struct Device {
 impl Device {
     /// Completes the buffer at its place with a header of one buffer, so that it says it holds `len` bytes.
     fn honest(&mut self, len: u32) -> u16 {
-        let (addr, meta) = self.raw.described(self.used.slot);
+        let (addr, meta) = self.raw.described(self.used.slot());
         self.guest.bytes(addr, meta.len).unwrap().write(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
         self.complete(meta.id, len);
         meta.id

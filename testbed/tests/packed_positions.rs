@@ -10,7 +10,7 @@ use testbed::rings::{Direction, Guest, PACKED_BASE, Setup, bytes_of, packet};
 
 /// The base of a ring at rest at `pos`.
 fn base(pos: PackedPos) -> u32 {
-    let half = u32::from(pos.slot) | u32::from(pos.wrap) << 15;
+    let half = u32::from(pos.slot()) | u32::from(pos.wrap()) << 15;
     half | half << 16
 }
 
@@ -83,8 +83,8 @@ fn a_base_with_chains_in_flight_is_taken_as_it_is() {
         let (guest, host, position) = (Guest::new(&setup).unwrap(), host_pool(), Position::default());
         let _rx = guest.driver_rx().unwrap();
         let raw = guest.raw_packed().unwrap();
-        let in_flight = PackedPos { slot: 3, wrap: true };
-        let used = PackedPos { slot: 1, wrap: true };
+        let in_flight = PackedPos::new(3, true);
+        let used = PackedPos::new(1, true);
         let mut device =
             guest.device_to_guest_at(base(in_flight) & 0xffff | base(used) & 0xffff_0000, &position).unwrap();
         let id = raw.described(3).1.id;

@@ -5,6 +5,7 @@ use pmd::shared::SharedBytes;
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 use super::{Buffer, DeviceRing, Head};
+use crate::memory::Window;
 
 /// Pieces of guest memory that one chain may consist of (as DPDK's `BUF_VECTOR_MAX`).
 const PIECES_MAX: usize = 256;
@@ -23,7 +24,7 @@ pub struct Pieces<'a, R> {
     /// Descriptors that may still come.
     ttl: u16,
     found: usize,
-    hint: usize,
+    window: Window<'a>,
 }
 
 impl<'a, R: DeviceRing> Pieces<'a, R> {
@@ -37,7 +38,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
             writable: if writable { DESC_F_WRITE } else { 0 },
             ttl: ring.size(),
             found: 0,
-            hint: 0,
+            window: Window::default(),
         }
     }
 
@@ -88,7 +89,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
         let mut done = 0;
         while done < bytes.len() {
             let len = (bytes.len() - done) as u32;
-            let piece = self.ring.memory().translate(addr, len, &mut self.hint).ok_or(Fault::BadAddress)?;
+            let piece = self.ring.memory().translate(addr, len, &mut self.window).ok_or(Fault::BadAddress)?;
             let n = piece.read(&mut bytes[done..]);
             done += n;
             addr = addr.wrapping_add(n as u64);
@@ -104,7 +105,7 @@ impl<'a, R: DeviceRing> Pieces<'a, R> {
             }
         }
         let (addr, len) = self.rest;
-        let piece = self.ring.memory().translate(addr, len, &mut self.hint).ok_or(Fault::BadAddress)?;
+        let piece = self.ring.memory().translate(addr, len, &mut self.window).ok_or(Fault::BadAddress)?;
         self.rest = (addr.wrapping_add(piece.len() as u64), len - piece.len() as u32);
         self.found += 1;
         if self.found > PIECES_MAX { Err(Fault::BadChain) } else { Ok(Some(piece)) }

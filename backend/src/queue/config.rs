@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use pmd::shared::{Shared, View};
+use pmd::shared::{Circle, Shared, View};
 use pmd::virtio::spec::{Desc, RING_SIZE_MAX, UsedElem, avail, feature, used};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::FdFlags;
@@ -86,6 +86,15 @@ impl QueueConfig {
             area,
             user_addr,
         })
+    }
+
+    /// As [`view`](Self::view), one value for each descriptor of a split ring.
+    ///
+    /// # Errors
+    /// [`Error::RingArea`], and [`Error::RingSize`] if the size is no power of two.
+    pub fn circle<T: Shared>(&self, area: Area, offset: u64) -> Result<Circle<T>, Error> {
+        let view = self.view(area, offset, self.size.into())?;
+        Circle::new(view).ok_or(Error::RingSize { index: self.index.into(), size: self.size.into() })
     }
 
     /// Checks the size: 1 to 32768, a power of two if split (virtio 1.3, 2.7; 2.8).

@@ -5,13 +5,11 @@ pub mod packed;
 pub mod paths;
 pub mod split;
 
-use std::sync::Arc;
-
 use pmd::port::Fault;
 use pmd::shared::SharedBytes;
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, Window};
 
 /// One descriptor, as the guest wrote it; read once.
 #[derive(Clone, Copy, Debug)]
@@ -41,47 +39,49 @@ impl Head {
     /// The chain's bytes, if it is just one buffer in one piece, and `writable` as it should be. Anything else, false chains
     /// included, is for [`chain::Pieces`].
     #[inline(always)]
-    pub fn plain<'a>(&self, memory: &'a GuestMemory, writable: bool, hint: &mut usize) -> Option<SharedBytes<'a>> {
+    pub fn plain<'a>(
+        &self,
+        memory: &'a GuestMemory,
+        writable: bool,
+        window: &mut Window<'a>,
+    ) -> Option<SharedBytes<'a>> {
         let Buffer { addr, len, flags, .. } = self.buffer.ok()?;
         let wanted = if writable { DESC_F_WRITE } else { 0 };
         if flags & (DESC_F_NEXT | DESC_F_INDIRECT | DESC_F_WRITE) != wanted {
             return None;
         }
-        memory.translate(addr, len, hint).filter(|bytes| bytes.len() == len as usize)
+        memory.translate(addr, len, window).filter(|bytes| bytes.len() == len as usize)
     }
 }
 
 /// A ring's device end.
+///
+/// Where a burst stands is a value of its own, the cursor: a burst begins with one, keeps it in a local, and so in registers, and
+/// ends with `flush`. Kept in the ring, each step would wait for the store of the one before.
 pub trait DeviceRing: Send {
-    /// Where the ring stands, for [`rewind`](Self::rewind).
-    type Mark: Copy;
+    /// Where a burst stands. A copy is a place to go back to, as long as nothing that was taken since has been completed.
+    type Cursor: Copy;
 
     /// Whether a chain to be read may go through a table whose entries are marked as writable: DPDK's driver leaves that mark on
     /// the header of what it sends from a packed ring, and to read what the guest could also let us write harms nobody.
     const READS_WRITABLE_ENTRIES: bool;
 
-    /// Chains that the driver has made available and that have not been taken, as far as they are of interest: rings that would
-    /// have to look for more stop at `max`.
+    /// Begins a burst.
     ///
     /// # Errors
-    /// The fault, if the driver claims more than the ring can hold.
-    fn ready(&mut self, max: u16) -> Result<u16, Fault>;
+    /// The fault, if the driver claims to have made available more than the ring can hold.
+    fn begin(&self) -> Result<Self::Cursor, Fault>;
 
-    /// Takes the next chain. Called at most as often as `ready` said.
-    fn pop(&mut self) -> Head;
-
-    /// Where the next chain will be taken.
-    fn mark(&self) -> Self::Mark;
-
-    /// Puts back what was taken since `mark`, none of which was completed.
-    fn rewind(&mut self, mark: Self::Mark);
+    /// Takes the next chain that the driver has made available; no more in a burst than the ring can hold.
+    fn pop(&self, at: &mut Self::Cursor) -> Option<Head>;
 
     /// Completes a chain, into which `written` bytes were written; in the order in which chains were taken. The driver sees nothing
     /// of it before `flush`.
-    fn complete(&mut self, head: &Head, written: u32);
+    fn complete(&self, at: &mut Self::Cursor, head: &Head, written: u32);
 
-    /// Makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to tell.
-    fn flush(&mut self) -> Option<bool>;
+    /// Ends a burst: makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to
+    /// tell.
+    fn flush(&mut self, at: Self::Cursor) -> Option<bool>;
 
     /// Asks the driver to wake us when it makes the next chain available. Look for it once more before sleeping.
     fn arm(&mut self);
@@ -90,7 +90,7 @@ pub trait DeviceRing: Send {
     fn disarm(&mut self);
 
     /// The memory that descriptors point into.
-    fn memory(&self) -> &Arc<GuestMemory>;
+    fn memory(&self) -> &GuestMemory;
 
     /// Number of descriptors.
     fn size(&self) -> u16;

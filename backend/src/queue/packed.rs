@@ -30,29 +30,38 @@ pub struct PackedRing<const BATCHED: bool> {
     event_idx: bool,
     memory: Arc<GuestMemory>,
     size: u16,
+    /// Where this burst takes its first chain.
+    avail: PackedPos,
+    /// Where it completes it.
+    used: PackedPos,
+    record: Option<Record>,
+    call: Option<Arc<Notifier>>,
+    position: Position,
+}
+
+/// Where a burst on a packed ring stands.
+#[derive(Clone, Copy)]
+pub struct PackedCursor {
     /// Where the next chain is taken.
     avail: PackedPos,
     /// Where the next chain is completed.
     used: PackedPos,
-    /// Where the completions begin that have not been made known.
-    flushed: PackedPos,
-    /// What the descriptor at `flushed` will say: the id and the bytes of the first chain since, or, `BATCHED`, the last.
+    /// What the burst's first descriptor will say: the id and the bytes of its first chain, or, `BATCHED`, its last.
     first: (u16, u32),
-    record: Option<Record>,
-    call: Option<Arc<Notifier>>,
-    position: Position,
+    /// Descriptors that have not been taken in this burst.
+    left: u16,
 }
 
 /// A place in the ring from one half of a vring base.
 fn place(half: u32, size: u16) -> PackedPos {
     // A slot that does not exist is the peer's error; the ring then begins at 0.
     let slot = (half & (BASE_WRAP - 1)) as u16;
-    PackedPos { slot: if slot < size { slot } else { 0 }, wrap: half & BASE_WRAP != 0 }
+    PackedPos::new(if slot < size { slot } else { 0 }, half & BASE_WRAP != 0)
 }
 
 /// One half of a vring base.
 fn half(pos: PackedPos) -> u32 {
-    u32::from(pos.slot) | if pos.wrap { BASE_WRAP } else { 0 }
+    u32::from(pos.slot()) | if pos.wrap() { BASE_WRAP } else { 0 }
 }
 
 /// Where an earlier process left this ring, if that is on record.
@@ -61,8 +70,8 @@ fn recorded(config: &QueueConfig, desc: &View<Desc>) -> Option<PackedPos> {
     let (from, to) = (place(from, config.size), place(to, config.size));
     // Still available, the first one: none of them was made known. Else all were; it is used, or by now available once more, in
     // the next lap.
-    let first = PackedMeta::unpack(desc.get(usize::from(from.slot))?.meta.load(Ordering::Acquire));
-    Some(if first.is_avail(from.wrap) { from } else { to })
+    let first = PackedMeta::unpack(desc.get(usize::from(from.slot()))?.meta.load(Ordering::Acquire));
+    Some(if first.is_avail(from.wrap()) { from } else { to })
 }
 
 impl<const BATCHED: bool> PackedRing<BATCHED> {
@@ -92,8 +101,6 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             size: config.size,
             avail,
             used,
-            flushed: used,
-            first: (0, 0),
             record: config.record,
             memory: config.memory,
             call: config.call,
@@ -113,9 +120,9 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// in the last. A chain longer than the ring is as long as the ring.
     #[cold]
     fn measure(&self, slot: u16) -> (u16, u16) {
-        let mut pos = PackedPos { slot, wrap: true };
+        let mut pos = PackedPos::new(slot, true);
         for descs in 1..=self.size {
-            let meta = self.load(pos.slot, Ordering::Relaxed);
+            let meta = self.load(pos.slot(), Ordering::Relaxed);
             if meta.flags & DESC_F_NEXT == 0 {
                 return (meta.id, descs);
             }
@@ -129,78 +136,64 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     fn write_used(&self, pos: PackedPos, id: u16, written: u32) {
         let flags = pos.used_flags() | if written > 0 { DESC_F_WRITE } else { 0 };
         let meta = PackedMeta { len: written, id, flags }.pack();
-        self.desc[usize::from(pos.slot)].meta.store(meta, Ordering::Release);
+        self.desc[usize::from(pos.slot())].meta.store(meta, Ordering::Release);
     }
 }
 
 impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
-    type Mark = PackedPos;
+    type Cursor = PackedCursor;
     const READS_WRITABLE_ENTRIES: bool = true;
 
     #[inline(always)]
-    fn ready(&mut self, max: u16) -> Result<u16, Fault> {
-        let mut pos = self.avail;
-        let (mut ready, mut seen) = (0, 0);
-        while ready < max && seen < self.size {
-            // Acquire pairs with the driver's release of a head's flags (2.8.21.1): its whole chain is written.
-            let meta = self.load(pos.slot, Ordering::Acquire);
-            if !meta.is_avail(pos.wrap) {
-                break;
-            }
-            let descs = if meta.flags & DESC_F_NEXT == 0 { 1 } else { self.measure(pos.slot).1 };
-            seen += descs.min(self.size - seen);
-            pos = pos.advance(descs, self.size);
-            ready += 1;
-        }
-        Ok(ready)
+    fn begin(&self) -> Result<PackedCursor, Fault> {
+        Ok(PackedCursor { avail: self.avail, used: self.used, first: (0, 0), left: self.size })
     }
 
     #[inline(always)]
-    fn pop(&mut self) -> Head {
-        let slot = self.avail.slot;
+    fn pop(&self, at: &mut PackedCursor) -> Option<Head> {
+        let slot = at.avail.slot();
         let desc = &self.desc[usize::from(slot)];
-        // Relaxed: ordered by the Acquire in `ready`.
-        let (addr, word) = (desc.addr.load(Ordering::Relaxed), desc.meta.load(Ordering::Relaxed));
-        let meta = PackedMeta::unpack(word);
-        let (id, descs) = if meta.flags & DESC_F_NEXT == 0 { (meta.id, 1) } else { self.measure(slot) };
-        self.avail = self.avail.advance(descs, self.size);
-        Head { id, descs, buffer: Ok(self.buffer(addr, meta, slot)) }
-    }
-
-    #[inline(always)]
-    fn mark(&self) -> PackedPos {
-        self.avail
-    }
-
-    #[inline(always)]
-    fn rewind(&mut self, mark: PackedPos) {
-        self.avail = mark;
-    }
-
-    /// The first descriptor since the last flush is written with that, behind all others: the driver looks no further before it
-    /// sees it, so it sees all of a burst or nothing, even if the process ends in between (2.8.6; frames of several buffers,
-    /// 5.1.6.4).
-    #[inline(always)]
-    fn complete(&mut self, head: &Head, written: u32) {
-        if BATCHED || self.used == self.flushed {
-            self.first = (head.id, if BATCHED { 0 } else { written });
-        } else {
-            self.write_used(self.used, head.id, written);
+        // Acquire pairs with the driver's release of a head's flags (2.8.21.1): its whole chain is written.
+        let meta = PackedMeta::unpack(desc.meta.load(Ordering::Acquire));
+        if !meta.is_avail(at.avail.wrap()) || at.left == 0 {
+            return None;
         }
-        self.used = self.used.advance(head.descs, self.size);
+        let buffer = Ok(self.buffer(desc.addr.load(Ordering::Relaxed), meta, slot));
+        let (id, descs) = if meta.flags & DESC_F_NEXT == 0 { (meta.id, 1) } else { self.measure(slot) };
+        let head = if descs <= at.left {
+            Head { id, descs, buffer }
+        } else {
+            Head { id, descs: at.left, buffer: Err(Fault::BadChain) }
+        };
+        at.left -= head.descs;
+        at.avail = at.avail.advance(head.descs, self.size);
+        Some(head)
+    }
+
+    /// The first descriptor of a burst is written at its end, behind all others: the driver looks no further before it sees it, so
+    /// it sees all of a burst or nothing, even if the process ends in between (2.8.6; frames of several buffers, 5.1.6.4).
+    #[inline(always)]
+    fn complete(&self, at: &mut PackedCursor, head: &Head, written: u32) {
+        if BATCHED || at.used == self.used {
+            at.first = (head.id, if BATCHED { 0 } else { written });
+        } else {
+            self.write_used(at.used, head.id, written);
+        }
+        at.used = at.used.advance(head.descs, self.size);
     }
 
     #[inline(always)]
-    fn flush(&mut self) -> Option<bool> {
-        if self.used == self.flushed {
+    fn flush(&mut self, at: PackedCursor) -> Option<bool> {
+        if at.used == self.used {
             return None;
         }
         if let Some(record) = &self.record {
-            record.leave(half(self.flushed), half(self.used));
+            record.leave(half(self.used), half(at.used));
         }
-        self.write_used(self.flushed, self.first.0, self.first.1);
-        let old = std::mem::replace(&mut self.flushed, self.used);
-        let wanted = PackedWish(&self.driver_event[0]).wanted(old, self.used, self.size);
+        self.write_used(self.used, at.first.0, at.first.1);
+        let old = std::mem::replace(&mut self.used, at.used);
+        self.avail = at.avail;
+        let wanted = PackedWish(&self.driver_event[0]).wanted(old, at.used, self.size);
         if wanted && let Some(call) = &self.call {
             call.signal();
         }
@@ -216,7 +209,7 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
     }
 
     #[inline(always)]
-    fn memory(&self) -> &Arc<GuestMemory> {
+    fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
@@ -246,7 +239,7 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// A descriptor of the ring: its chain goes on in the next slot.
     #[inline(always)]
     fn buffer(&self, addr: u64, meta: PackedMeta, slot: u16) -> Buffer {
-        let next = PackedPos { slot, wrap: true }.advance(1, self.size).slot;
+        let next = PackedPos::new(slot, true).advance(1, self.size).slot();
         Buffer { addr, len: meta.len, flags: meta.flags, next }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use pmd::port::Fault;
-use pmd::shared::View;
+use pmd::shared::{Circle, View};
 use pmd::virtio::event::SplitWish;
 use pmd::virtio::spec::{Desc, DescMeta, UsedElem, avail, feature, used};
 
@@ -21,22 +21,30 @@ use crate::memory::GuestMemory;
 /// does not need each chain's length, which is so for chains that the device only reads.
 pub struct SplitRing<const BATCHED: bool> {
     desc: View<Desc>,
-    avail: View<AtomicU16>,
+    avail_words: View<AtomicU16>,
+    avail: Circle<AtomicU16>,
     used_words: View<AtomicU16>,
-    used: View<UsedElem>,
+    used: Circle<UsedElem>,
     memory: Arc<GuestMemory>,
     mask: u16,
     event_idx: bool,
-    /// Chains taken.
-    avail_idx: u16,
-    /// Chains completed.
-    used_idx: u16,
-    /// Chains completed and made known.
-    flushed: u16,
-    /// The last completed chain.
-    last_head: u16,
+    /// Chains taken and completed before this burst.
+    done: u16,
     call: Option<Arc<Notifier>>,
     position: Position,
+}
+
+/// Where a burst on a split ring stands. Chains are counted as the ring's indexes count them, modulo 2^16.
+#[derive(Clone, Copy)]
+pub struct SplitCursor {
+    /// Chains taken.
+    avail: u16,
+    /// Chains made available.
+    end: u16,
+    /// Chains completed.
+    used: u16,
+    /// The last completed chain.
+    last_head: u16,
 }
 
 impl<const BATCHED: bool> SplitRing<BATCHED> {
@@ -49,21 +57,18 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
         let size = config.size;
         let mut ring = Self {
             desc: config.view(Area::Desc, 0, size.into())?,
-            avail: config.view(Area::Driver, 0, avail::words(size))?,
+            avail_words: config.view(Area::Driver, 0, avail::words(size))?,
+            avail: config.circle(Area::Driver, 2 * avail::RING as u64)?,
             used_words: config.view(Area::Device, 0, used::bytes(size) / 2)?,
-            used: config.view(Area::Device, used::RING as u64, size.into())?,
+            used: config.circle(Area::Device, used::RING as u64)?,
             mask: size - 1,
             event_idx: config.features & feature::EVENT_IDX != 0,
-            avail_idx: 0,
-            used_idx: 0,
-            flushed: 0,
-            last_head: 0,
+            done: 0,
             memory: config.memory,
             call: config.call,
             position,
         };
-        let start = ring.start(config.position as u16);
-        (ring.avail_idx, ring.used_idx, ring.flushed) = (start, start, start);
+        ring.done = ring.start(config.position as u16);
         // With `EVENT_IDX` the flags have to be 0 (2.7.10.1), whatever an earlier device left there.
         ring.used_words[used::FLAGS / 2].store(0, Ordering::Relaxed);
         // Until it is armed.
@@ -84,7 +89,7 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
     /// An index with more chains behind it than the ring holds is nobody's position; then the base has to do.
     fn start(&self, base: u16) -> u16 {
         let used = self.used_words[used::IDX / 2].load(Ordering::Relaxed);
-        let waiting = self.avail[avail::IDX].load(Ordering::Relaxed).wrapping_sub(used);
+        let waiting = self.avail_words[avail::IDX].load(Ordering::Relaxed).wrapping_sub(used);
         if waiting <= self.mask + 1 { used } else { base }
     }
 
@@ -102,67 +107,62 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
     #[inline(always)]
     fn driver_wish(&self) -> SplitWish<'_> {
         if self.event_idx {
-            SplitWish::Entry(&self.avail[avail::used_event(self.mask + 1)])
+            SplitWish::Entry(&self.avail_words[avail::used_event(self.mask + 1)])
         } else {
-            SplitWish::Flags(&self.avail[avail::FLAGS])
+            SplitWish::Flags(&self.avail_words[avail::FLAGS])
         }
     }
 }
 
 impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
-    type Mark = u16;
+    type Cursor = SplitCursor;
     const READS_WRITABLE_ENTRIES: bool = false;
 
     #[inline(always)]
-    fn ready(&mut self, _max: u16) -> Result<u16, Fault> {
+    fn begin(&self) -> Result<SplitCursor, Fault> {
         // Acquire pairs with the driver's release of the index (2.7.13.3): entries and descriptors are written up to it.
-        let idx = self.avail[avail::IDX].load(Ordering::Acquire);
-        let ready = idx.wrapping_sub(self.avail_idx);
-        if ready > self.mask + 1 { Err(Fault::BadIndex) } else { Ok(ready) }
+        let end = self.avail_words[avail::IDX].load(Ordering::Acquire);
+        let start = self.done;
+        if end.wrapping_sub(start) > self.mask + 1 {
+            return Err(Fault::BadIndex);
+        }
+        Ok(SplitCursor { avail: start, end, used: start, last_head: 0 })
     }
 
     #[inline(always)]
-    fn pop(&mut self) -> Head {
-        let slot = usize::from(self.avail_idx & self.mask);
-        self.avail_idx = self.avail_idx.wrapping_add(1);
-        let id = self.avail[avail::RING + slot].load(Ordering::Relaxed);
-        Head { id, descs: 1, buffer: self.table(id).ok_or(Fault::BadId) }
+    fn pop(&self, at: &mut SplitCursor) -> Option<Head> {
+        if at.avail == at.end {
+            return None;
+        }
+        let id = self.avail.at(at.avail).load(Ordering::Relaxed);
+        at.avail = at.avail.wrapping_add(1);
+        Some(Head { id, descs: 1, buffer: self.table(id).ok_or(Fault::BadId) })
     }
 
     #[inline(always)]
-    fn mark(&self) -> u16 {
-        self.avail_idx
-    }
-
-    #[inline(always)]
-    fn rewind(&mut self, mark: u16) {
-        self.avail_idx = mark;
-    }
-
-    #[inline(always)]
-    fn complete(&mut self, head: &Head, written: u32) {
+    fn complete(&self, at: &mut SplitCursor, head: &Head, written: u32) {
         if BATCHED {
-            self.last_head = head.id;
+            at.last_head = head.id;
         } else {
-            let elem = &self.used[usize::from(self.used_idx & self.mask)];
+            let elem = self.used.at(at.used);
             elem.id.store(head.id.into(), Ordering::Relaxed);
             elem.len.store(written, Ordering::Relaxed);
         }
-        self.used_idx = self.used_idx.wrapping_add(1);
+        at.used = at.used.wrapping_add(1);
     }
 
     #[inline(always)]
-    fn flush(&mut self) -> Option<bool> {
-        if self.used_idx == self.flushed {
+    fn flush(&mut self, at: SplitCursor) -> Option<bool> {
+        if at.used == self.done {
             return None;
         }
         if BATCHED {
-            let elem = &self.used[usize::from(self.flushed & self.mask)];
-            elem.id.store(self.last_head.into(), Ordering::Relaxed);
+            let elem = self.used.at(self.done);
+            elem.id.store(at.last_head.into(), Ordering::Relaxed);
             elem.len.store(0, Ordering::Relaxed);
         }
-        let old = std::mem::replace(&mut self.flushed, self.used_idx);
-        let wanted = self.driver_wish().publish(&self.used_words[used::IDX / 2], old, self.used_idx);
+        let old = std::mem::replace(&mut self.done, at.used);
+        let wanted = self.driver_wish().publish(&self.used_words[used::IDX / 2], old, at.used);
         if wanted && let Some(call) = &self.call {
             call.signal();
         }
@@ -170,15 +170,15 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
     }
 
     fn arm(&mut self) {
-        self.wish().ask(self.avail_idx);
+        self.wish().ask(self.done);
     }
 
     fn disarm(&mut self) {
-        self.wish().refuse(self.avail_idx);
+        self.wish().refuse(self.done);
     }
 
     #[inline(always)]
-    fn memory(&self) -> &Arc<GuestMemory> {
+    fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
@@ -204,6 +204,6 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
 impl<const BATCHED: bool> Drop for SplitRing<BATCHED> {
     fn drop(&mut self) {
         // What was taken has been completed by the end of each burst, so this is the next avail index as well.
-        self.position.leave(self.used_idx.into());
+        self.position.leave(self.done.into());
     }
 }

@@ -37,8 +37,8 @@ pub const fn need_event_packed(event: PackedPos, new: PackedPos, old: PackedPos,
 /// Descriptors from `pos` to `end`; none or fewer if it is not before that.
 #[inline(always)]
 const fn descs_between(pos: PackedPos, end: PackedPos, size: u16) -> i32 {
-    let round = if pos.wrap == end.wrap { 0 } else { size as i32 };
-    end.slot as i32 - pos.slot as i32 + round
+    let round = if pos.wrap() == end.wrap() { 0 } else { size as i32 };
+    end.slot() as i32 - pos.slot() as i32 + round
 }
 
 /// Where one side of a split ring says when it wants to be woken.
@@ -97,7 +97,7 @@ impl PackedWish<'_> {
     #[inline(always)]
     pub fn ask(self, next: PackedPos, by_place: bool) {
         let flags = if by_place { PACKED_EVENT_F_DESC } else { PACKED_EVENT_F_ENABLE };
-        let place = next.slot | u16::from(next.wrap) << 15;
+        let place = next.slot() | u16::from(next.wrap()) << 15;
         self.0.store(u32::from(place) | u32::from(flags) << 16, Ordering::Relaxed);
         // Between our wish and our last look at the ring. Partner: `wanted`.
         fence(Ordering::SeqCst);
@@ -120,7 +120,7 @@ impl PackedWish<'_> {
         match (word >> 16) as u16 & 0b11 {
             PACKED_EVENT_F_DISABLE => false,
             PACKED_EVENT_F_DESC => {
-                let event = PackedPos { slot: word as u16 & 0x7fff, wrap: word & 0x8000 != 0 };
+                let event = PackedPos::new(word as u16 & 0x7fff, word & 0x8000 != 0);
                 need_event_packed(event, new, old, size)
             }
             // 3 is reserved; to wake too often loses nothing.
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_place_in_a_packed_ring_is_waited_for_as_an_entry_is() {
         for size in [1_u16, 2, 3, 5, 8] {
-            let place = |n: u16| PackedPos { slot: n % size, wrap: (n / size).is_multiple_of(2) };
+            let place = |n: u16| PackedPos::new(n % size, (n / size).is_multiple_of(2));
             for old in 2 * size..4 * size {
                 for new in old..=old + size {
                     // A side waits for what comes next, or for what it has waited for up to one round ago.
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn the_largest_packed_ring_has_room_for_the_wrap_counter_beside_the_place() {
         let word = AtomicU32::new(0);
-        let last = PackedPos { slot: 32767, wrap: true };
+        let last = PackedPos::new(32767, true);
         let end = last.advance(1, 32768);
         PackedWish(&word).ask(last, true);
         assert_eq!(word.load(Ordering::Relaxed), 0x0002_ffff);

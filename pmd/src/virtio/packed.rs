@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::event::PackedWish;
-use super::ring::{Doorbell, DriverRing, Layout};
+use super::ring::{Doorbell, DriverRing, Layout, Wide};
 use super::spec::{DESC_F_WRITE, Desc, PackedMeta, PackedPos};
 use crate::mem::view;
 use crate::port::Fault;
@@ -19,7 +19,7 @@ pub struct PackedRing<const IN_ORDER: bool> {
     /// Not `IN_ORDER`: the free id after each.
     next: Box<[u16]>,
     /// The first free id, and the last.
-    free: (u16, u16),
+    free: (Wide, Wide),
     free_count: u32,
     size: u16,
     /// Where the next descriptor is written.
@@ -29,7 +29,7 @@ pub struct PackedRing<const IN_ORDER: bool> {
     /// Where the next completion is written.
     used: PackedPos,
     /// Chains made available and not popped.
-    outstanding: u16,
+    outstanding: Wide,
     /// The first descriptor of the chain that is being written, and its second word, which is stored last.
     head: (u16, u64),
     /// Whether it has been written.
@@ -49,13 +49,13 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
             driver_event: view(&layout.span, driver_at, 1),
             event_idx: layout.event_idx,
             next: (1..=size).collect(),
-            free: (0, size - 1),
+            free: (Wide::new(0), Wide::new(size - 1)),
             free_count: size.into(),
             size,
             avail: PackedPos::START,
             published: PackedPos::START,
             used: PackedPos::START,
-            outstanding: 0,
+            outstanding: Wide::new(0),
             head: (0, 0),
             begun: false,
             batch: (0, 0),
@@ -75,12 +75,12 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
     #[cold]
     fn batch(&mut self, meta: PackedMeta, descs: impl Fn(u16) -> u16) -> Result<u16, Fault> {
         let mut pos = self.used;
-        for count in 1..=self.outstanding {
-            if pos.slot == meta.id {
+        for count in 1..=self.outstanding.get() {
+            if pos.slot() == meta.id {
                 self.batch = (count, meta.len);
                 return Ok(count);
             }
-            pos = pos.advance(descs(pos.slot).clamp(1, self.size), self.size);
+            pos = pos.advance(descs(pos.slot()).clamp(1, self.size), self.size);
         }
         Err(Fault::BadId)
     }
@@ -97,16 +97,16 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         if IN_ORDER && self.batch.0 > 0 {
             return Ok(self.batch.0);
         }
-        let max = max.min(self.outstanding);
+        let max = max.min(self.outstanding.get());
         let mut pos = self.used;
         let mut ready = 0;
         while ready < max {
             // Acquire pairs with the device's release of the flags (2.8.6): id, length and buffer are filled.
-            let meta = self.load(pos.slot, Ordering::Acquire);
-            if !meta.is_used(pos.wrap) {
+            let meta = self.load(pos.slot(), Ordering::Acquire);
+            if !meta.is_used(pos.wrap()) {
                 break;
             }
-            if IN_ORDER && meta.id != pos.slot {
+            if IN_ORDER && meta.id != pos.slot() {
                 // A batch is popped by itself.
                 return if ready > 0 { Ok(ready) } else { self.batch(meta, descs) };
             }
@@ -121,26 +121,26 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>) {
         let (id, len) = if IN_ORDER && self.batch.0 > 0 {
             self.batch.0 -= 1;
-            (self.used.slot, if self.batch.0 == 0 { self.batch.1 } else { full })
+            (self.used.slot(), if self.batch.0 == 0 { self.batch.1 } else { full })
         } else {
             // Relaxed: ordered by the Acquire in `ready`.
-            let meta = self.load(self.used.slot, Ordering::Relaxed);
-            (if IN_ORDER { self.used.slot } else { meta.id }, meta.len)
+            let meta = self.load(self.used.slot(), Ordering::Relaxed);
+            (if IN_ORDER { self.used.slot() } else { meta.id }, meta.len)
         };
-        self.outstanding -= 1;
+        self.outstanding.add(u16::MAX);
         self.used = self.used.advance(descs(id).clamp(1, self.size), self.size);
         (id.into(), Ok(len))
     }
 
     #[inline(always)]
     fn next_id(&self) -> u16 {
-        if IN_ORDER { self.avail.slot } else { self.free.0 }
+        if IN_ORDER { self.avail.slot() } else { self.free.0.get() }
     }
 
     /// All of a chain's descriptors carry its id (2.8.6 wants it in the last). The head's second word waits for `push`.
     #[inline(always)]
     fn desc(&mut self, addr: u64, len: u32, flags: u16) -> u16 {
-        let slot = self.avail.slot;
+        let slot = self.avail.slot();
         let id = if IN_ORDER && self.begun { self.head.0 } else { self.next_id() };
         let desc = &self.desc[usize::from(slot)];
         desc.addr.store(addr, Ordering::Relaxed);
@@ -159,9 +159,9 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         // Release: the rest of the chain is visible before its head is available (2.8.13.1, 2.8.21.1).
         self.desc[usize::from(self.head.0)].meta.store(self.head.1, Ordering::Release);
         self.begun = false;
-        self.outstanding += 1;
+        self.outstanding.add(1);
         if !IN_ORDER {
-            self.free.0 = self.next[usize::from(id)];
+            self.free.0 = Wide::new(self.next[usize::from(id)]);
             self.free_count -= 1;
         }
     }
@@ -170,11 +170,11 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     fn reclaim(&mut self, id: u16, _last: u16, _count: u16) {
         if !IN_ORDER {
             if self.free_count == 0 {
-                self.free.0 = id;
+                self.free.0 = Wide::new(id);
             } else {
-                self.next[usize::from(self.free.1)] = id;
+                self.next[usize::from(self.free.1.get())] = id;
             }
-            self.free.1 = id;
+            self.free.1 = Wide::new(id);
             self.free_count += 1;
         }
     }
@@ -184,17 +184,17 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         let mut pos = self.used;
         for _ in 0..self.size {
             // As the lap before left it: neither available in this lap, nor used (2.8.1).
-            let flags = PackedPos { wrap: !pos.wrap, ..pos }.used_flags();
+            let flags = pos.other_round().used_flags();
             let meta = PackedMeta { len: 0, id: 0, flags }.pack();
-            self.desc[usize::from(pos.slot)].meta.store(meta, Ordering::Relaxed);
+            self.desc[usize::from(pos.slot())].meta.store(meta, Ordering::Relaxed);
             pos = pos.advance(1, self.size);
         }
         (self.avail, self.published) = (self.used, self.used);
-        (self.outstanding, self.begun, self.batch) = (0, false, (0, 0));
+        (self.outstanding, self.begun, self.batch) = (Wide::new(0), false, (0, 0));
         // The device that is gone may have wanted no kicks.
         self.device_event[0].store(0, Ordering::Relaxed);
         // Both halves of the base are the same: nothing is in flight (vhost-user, "Vring state description").
-        let half = u32::from(self.used.slot) | u32::from(self.used.wrap) << 15;
+        let half = u32::from(self.used.slot()) | u32::from(self.used.wrap()) << 15;
         half | half << 16
     }
 

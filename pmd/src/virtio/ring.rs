@@ -110,6 +110,35 @@ pub trait DriverRing: Send {
     fn table_meta(len: u32, flags: u16, index: u16) -> u64;
 }
 
+/// A number of 16 bits that changes per packet, in 32 bits of its own: of 16-bit neighbours, the compiler loads both at once, and
+/// each such load waits for the store to one of them that came before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wide(u32);
+
+impl Wide {
+    #[inline(always)]
+    pub(super) const fn new(value: u16) -> Self {
+        Self(value as u32)
+    }
+
+    #[inline(always)]
+    pub(super) const fn get(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// Adds, modulo 2^16.
+    #[inline(always)]
+    pub(super) const fn add(&mut self, n: u16) {
+        *self = Self::new(self.get().wrapping_add(n));
+    }
+
+    /// How far it is from `earlier` to here, modulo 2^16.
+    #[inline(always)]
+    pub(super) const fn since(self, earlier: Self) -> u16 {
+        self.get().wrapping_sub(earlier.get())
+    }
+}
+
 /// All ids of a ring of `size`, so that those of outstanding chains come in the order in which they were made available, if the
 /// device completes in order: ids go round and round then, and `next` is the one that follows the last. A device that does not
 /// keep an order cannot expect one.

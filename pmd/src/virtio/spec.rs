@@ -179,43 +179,72 @@ impl PackedMeta {
     }
 }
 
-/// A place in a packed ring: a descriptor, and in which round (2.8.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedPos {
-    /// The descriptor.
-    pub slot: u16,
-    /// The wrap counter.
-    pub wrap: bool,
-}
+/// A place in a packed ring: a descriptor, and in which round (2.8.1). In one word: it changes per packet, and the parts of a pair
+/// would be stored one by one, loaded together, and wait for each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PackedPos(u32);
 
 impl PackedPos {
     /// Where a fresh ring begins.
-    pub const START: Self = Self { slot: 0, wrap: true };
+    pub const START: Self = Self::new(0, true);
+    /// Above the descriptor's number.
+    const WRAP: u32 = 1 << 16;
+
+    /// Descriptor `slot` in the round of the wrap counter `wrap`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(slot: u16, wrap: bool) -> Self {
+        Self(slot as u32 | (wrap as u32) << 16)
+    }
+
+    /// The descriptor.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// The wrap counter.
+    #[inline(always)]
+    #[must_use]
+    pub const fn wrap(self) -> bool {
+        self.0 & Self::WRAP != 0
+    }
+
+    /// The same descriptor in the round before or after.
+    #[inline(always)]
+    #[must_use]
+    pub const fn other_round(self) -> Self {
+        Self(self.0 ^ Self::WRAP)
+    }
 
     /// `count` (at most `size`) descriptors further on a ring of `size`.
     #[inline(always)]
     #[must_use]
     pub const fn advance(self, count: u16, size: u16) -> Self {
-        let slot = self.slot as u32 + count as u32;
-        if slot >= size as u32 {
-            Self { slot: (slot - size as u32) as u16, wrap: !self.wrap }
-        } else {
-            Self { slot: slot as u16, wrap: self.wrap }
-        }
+        let slot = self.slot() as u32 + count as u32;
+        let wrap = self.0 & Self::WRAP;
+        if slot >= size as u32 { Self((slot - size as u32) | (wrap ^ Self::WRAP)) } else { Self(slot | wrap) }
     }
 
     /// The flags that make a descriptor here available.
     #[inline(always)]
     #[must_use]
     pub const fn avail_flags(self) -> u16 {
-        if self.wrap { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
+        if self.wrap() { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
     }
 
     /// The flags that make a descriptor here used.
     #[inline(always)]
     #[must_use]
     pub const fn used_flags(self) -> u16 {
-        if self.wrap { PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED } else { 0 }
+        if self.wrap() { PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED } else { 0 }
+    }
+}
+
+impl std::fmt::Debug for PackedPos {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PackedPos({}, {})", self.slot(), self.wrap())
     }
 }
 

@@ -48,15 +48,15 @@ impl Device {
     /// Takes what the driver has made available.
     fn look(&mut self) {
         let size = self.raw.size();
-        while self.held.len() < size.into() && self.raw.described(self.avail.slot).1.is_avail(self.avail.wrap) {
-            let (addr, PackedMeta { len, .. }) = self.raw.described(self.avail.slot);
+        while self.held.len() < size.into() && self.raw.described(self.avail.slot()).1.is_avail(self.avail.wrap()) {
+            let (addr, PackedMeta { len, .. }) = self.raw.described(self.avail.slot());
             let mut descs = 1;
             let mut at = self.avail;
-            while descs < size && self.raw.described(at.slot).1.flags & DESC_F_NEXT != 0 {
+            while descs < size && self.raw.described(at.slot()).1.flags & DESC_F_NEXT != 0 {
                 descs += 1;
                 at = at.advance(1, size);
             }
-            let id = self.raw.described(at.slot).1.id;
+            let id = self.raw.described(at.slot()).1.id;
             self.held.push_back(Held { id, descs, addr, len });
             self.avail = self.avail.advance(descs, size);
         }
@@ -68,7 +68,7 @@ impl Device {
         let index = if self.random.below(16) == 0 { any } else { 0 };
         let skipped = if self.in_order { self.held.drain(..index).map(|held| held.descs).sum() } else { 0 };
         let Some(held) = self.held.remove(if self.in_order { 0 } else { index }) else { return };
-        if let Some(room) = self.memory.translate(held.addr, held.len, &mut 0) {
+        if let Some(room) = self.memory.bytes(held.addr, held.len) {
             room.write(&[&[0; 10], &buffers.to_le_bytes()[..]].concat());
         }
         self.raw.complete(self.used, held.id, len);
@@ -103,14 +103,14 @@ impl Device {
         match self.random.below(4) {
             0 if descs > 1 => {
                 let ahead = 1 + self.random.below(descs.min(self.raw.size().into()) - 1) as u16;
-                let slot = self.used.advance(ahead, self.raw.size()).slot;
+                let slot = self.used.advance(ahead, self.raw.size()).slot();
                 self.raw.describe(slot, value, PackedMeta::unpack(self.random.next()));
             }
             1 => self.raw.set_device_event(event),
             2 => self.raw.set_driver_event(event),
             // The other round's flags.
             _ => {
-                self.raw.complete(PackedPos { wrap: !self.used.wrap, ..self.used }, value as u16, (value >> 32) as u32);
+                self.raw.complete(self.used.other_round(), value as u16, (value >> 32) as u32);
             }
         }
     }
@@ -175,7 +175,7 @@ impl Driver {
         for _ in 0..self.raw.size() {
             let (addr, len, flags) = self.lies.honest();
             let flags = flags | DESC_F_NEXT | self.pos.avail_flags();
-            self.raw.describe(self.pos.slot, addr, PackedMeta { len, id: 0, flags });
+            self.raw.describe(self.pos.slot(), addr, PackedMeta { len, id: 0, flags });
             self.pos = self.pos.advance(1, self.raw.size());
         }
     }

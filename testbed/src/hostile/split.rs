@@ -40,7 +40,7 @@ impl Device {
     /// Writes a header into a chain's first buffer.
     fn fill(&self, head: u16, buffers: u16) {
         let (addr, meta) = self.raw.described(head);
-        if let Some(room) = self.memory.translate(addr, meta.len, &mut 0) {
+        if let Some(room) = self.memory.bytes(addr, meta.len) {
             room.write(&[&[0; 10], &buffers.to_le_bytes()[..]].concat());
         }
     }

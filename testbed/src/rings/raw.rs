@@ -172,6 +172,6 @@ pub struct Link {
 
 fn entry(memory: &GuestMemory, table: u64, index: u16) -> Option<(u64, DescMeta)> {
     let addr = table.checked_add(u64::from(index) * size_of::<Desc>() as u64)?;
-    let words = u128::from_le_bytes(memory.translate(addr, size_of::<Desc>() as u32, &mut 0)?.get()?);
+    let words = u128::from_le_bytes(memory.bytes(addr, size_of::<Desc>() as u32)?.get()?);
     Some((words as u64, DescMeta::unpack((words >> 64) as u64)))
 }

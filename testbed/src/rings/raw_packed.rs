@@ -80,7 +80,7 @@ impl RawPackedRing {
             let more = if i < last { DESC_F_NEXT } else { 0 };
             // Only the last one's id counts (2.8.6).
             let id = if i == last { id } else { !id };
-            self.describe(place.slot, addr, PackedMeta { len, id, flags: flags | more | place.avail_flags() });
+            self.describe(place.slot(), addr, PackedMeta { len, id, flags: flags | more | place.avail_flags() });
         }
         next
     }
@@ -90,13 +90,13 @@ impl RawPackedRing {
     /// # Errors
     /// What is wrong with it.
     pub fn offered(&self, memory: &GuestMemory, pos: PackedPos) -> Result<Option<PackedChain>, String> {
-        if !self.described(pos.slot).1.is_avail(pos.wrap) {
+        if !self.described(pos.slot()).1.is_avail(pos.wrap()) {
             return Ok(None);
         }
         let (mut place, mut buffers) = (pos, Vec::new());
         for descs in 1..=self.size() {
-            let (addr, meta) = self.described(place.slot);
-            if !meta.is_avail(place.wrap) {
+            let (addr, meta) = self.described(place.slot());
+            if !meta.is_avail(place.wrap()) {
                 return Err(format!("descriptor {descs} of the chain at {pos:?} is not available: {meta:?}"));
             }
             if meta.flags & DESC_F_INDIRECT == 0 {
@@ -114,14 +114,14 @@ impl RawPackedRing {
 
     /// As a device: writes a used descriptor.
     pub fn complete(&self, pos: PackedPos, id: u16, len: u32) {
-        let desc = &self.desc[usize::from(pos.slot)];
+        let desc = &self.desc[usize::from(pos.slot())];
         desc.meta.store(PackedMeta { len, id, flags: pos.used_flags() }.pack(), Ordering::Release);
     }
 
     /// As a driver: the used descriptor at `pos`, if there is one.
     #[must_use]
     pub fn used(&self, pos: PackedPos) -> Option<PackedMeta> {
-        Some(self.described(pos.slot).1).filter(|meta| meta.is_used(pos.wrap))
+        Some(self.described(pos.slot()).1).filter(|meta| meta.is_used(pos.wrap()))
     }
 
     /// Says which calls the driver wants.
@@ -145,7 +145,7 @@ fn table(memory: &GuestMemory, addr: u64, len: u32) -> Option<Vec<(u64, u32, u16
     let entry = size_of::<Desc>() as u32;
     let read = |i: u32| {
         let at = addr.checked_add(u64::from(i * entry))?;
-        let words = u128::from_le_bytes(memory.translate(at, entry, &mut 0)?.get()?);
+        let words = u128::from_le_bytes(memory.bytes(at, entry)?.get()?);
         let meta = PackedMeta::unpack((words >> 64) as u64);
         Some((words as u64, meta.len, meta.flags))
     };
