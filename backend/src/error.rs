@@ -221,6 +221,53 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// An inflight region for rings that there are not.
+    #[error("an inflight region for {queues} rings of {size} descriptors: there are 1 to {rings} rings, of 1 to 32768")]
+    InflightShape {
+        /// Rings asked for.
+        queues: u16,
+        /// Descriptors of each.
+        size: u16,
+        /// How many rings there are.
+        rings: usize,
+    },
+    /// An inflight region that cannot be mapped.
+    #[error(
+        "inflight region of {size} bytes at byte {offset} of its file: {source}; send what GET_INFLIGHT_FD returned"
+    )]
+    InflightRegion {
+        /// Where it was said to begin in the file.
+        offset: u64,
+        /// Its size in bytes.
+        size: u64,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// A ring that has no part in the inflight region.
+    #[error(
+        "ring {index} of {size} descriptors does not fit into the inflight region for {queues} rings of {entries}; ask          for a larger one by GET_INFLIGHT_FD"
+    )]
+    InflightRing {
+        /// The ring.
+        index: u16,
+        /// Its size.
+        size: u16,
+        /// Rings that the region is for.
+        queues: u16,
+        /// Descriptors of each.
+        entries: u16,
+    },
+    /// An inflight region from another back-end.
+    #[error(
+        "ring {index}: the inflight region says that {count} chains are in flight, which only another kind of back-end          leaves; reset the device"
+    )]
+    InflightForeign {
+        /// The ring.
+        index: u16,
+        /// How many chains are marked.
+        count: usize,
+    },
+
     /// The file of ring positions cannot be used.
     #[error("{}: {step} failed: {source}; it keeps where packed rings stand: check --state-dir", path.display())]
     State {

@@ -7,6 +7,7 @@
 //! | [`memory`] | guest regions, mapped and translated |
 //! | [`queue`] | device ends of rings |
 //! | [`positions`] | where packed rings stand, for a daemon that comes after a killed one |
+//! | [`inflight`] | the same in memory that the front-end keeps |
 //!
 //! Files that may hold `unsafe`: `memory.rs` (maps the peer's files and hands out their bytes), `sigbus.rs` (the
 //! handler for a peer that shortens them).
@@ -15,6 +16,7 @@ mod cli;
 pub mod control;
 mod endpoint;
 pub mod error;
+pub mod inflight;
 mod listener;
 pub mod memory;
 pub mod port;

@@ -40,6 +40,7 @@ pub struct RegionConfig {
 }
 
 /// A mapped file, unmapped when the last region made from it goes.
+#[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -51,6 +52,12 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn is_broken(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_broken)
+    }
+}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -152,7 +159,7 @@ impl GuestMemory {
     /// Whether the peer took memory away that it had given us. What was lost reads as zeros; the connection has to end.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.watch.as_ref().is_some_and(Watch::is_broken))
+        self.regions.iter().any(|region| region.mapping.is_broken())
     }
 
     /// The bytes at guest address `guest_phys_addr`: `len` of them, or fewer where the region ends (go on with the
@@ -217,33 +224,54 @@ impl GuestMemory {
         if self.regions.len() == REGIONS_MAX {
             return Err(Error::RegionCount { count: REGIONS_MAX + 1, max: REGIONS_MAX });
         }
-        let file_end = check(config)?;
+        check(config)?;
         // Front-end addresses may overlap: one piece of memory can appear at two guest addresses.
         let overlaps =
             |r: &&Region| guest_phys_addr < r.guest_phys_addr + r.size && r.guest_phys_addr < guest_phys_addr + size;
         if let Some(other) = self.regions.iter().find(overlaps) {
             return Err(Error::RegionOverlap { guest_phys_addr, other: other.guest_phys_addr });
         }
-        let (mapping, host) = map(config, file_end)?;
+        let (mapping, host) = map(&config.file, config.mmap_offset, size).map_err(|why| why.of_region(config))?;
         self.regions.push(Region { guest_phys_addr, size, host, user_addr, mapping: Arc::new(mapping) });
         Ok(())
     }
 }
 
-/// `count` words of a file of our own, which holds at least as many. They stay mapped as long as the view.
-///
-/// # Errors
-/// [`Error::System`] if the kernel refuses, [`Error::MappingCount`].
-pub(crate) fn file_words(file: &File, count: usize) -> Result<View<AtomicU64>, Error> {
-    let page = PAGE as usize;
-    let len = (count * size_of::<AtomicU64>()).next_multiple_of(page);
-    let failed = |source| Error::System { step: "mapping the file of ring positions", source };
-    let base = map_shared(file, len, 0).map_err(failed)?;
-    let mut mapping = Mapping { base, len, watch: None };
-    // SAFETY: whole pages of a mapping that `Mapping::drop` unmaps after the watch; reached as atomics only.
-    mapping.watch = Some(unsafe { Watch::new(base, len, page)? });
-    // SAFETY: page-aligned; `count` words lie in the mapping, which the view keeps; nothing else refers to them.
-    Ok(unsafe { View::new(base.cast(), count, Arc::new(mapping)) })
+/// Words of a file that somebody else may write, or shorten, at any moment: they stay mapped as long as this lives.
+#[derive(Debug)]
+pub(crate) struct FileWords {
+    words: View<AtomicU64>,
+    mapping: Arc<Mapping>,
+}
+
+impl FileWords {
+    /// Maps `size` bytes of `file` from `offset` on, as many words as fit in there.
+    ///
+    /// # Errors
+    /// What is wrong with the file or the numbers, or what the kernel says.
+    pub(crate) fn map(file: &File, offset: u64, size: u64) -> io::Result<Self> {
+        let word = size_of::<AtomicU64>() as u64;
+        if !offset.is_multiple_of(word) || size < word {
+            return Err(io::Error::other("it is empty, or does not begin at a multiple of 8"));
+        }
+        let (mapping, first) = map(file, offset, size).map_err(io::Error::other)?;
+        let (mapping, count) = (Arc::new(mapping), (size / word) as usize);
+        // SAFETY: aligned as `offset` is, for mappings begin with a page; `count` words lie in what was mapped, which the
+        // view keeps; it is reached as atomics only.
+        let words = unsafe { View::new(first.cast(), count, Arc::clone(&mapping) as _) };
+        Ok(Self { words, mapping })
+    }
+
+    /// The words.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    /// Whether the file was shortened; what was lost reads as zeros.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.mapping.is_broken()
+    }
 }
 
 /// Maps `len` bytes of `file` from `start` on, shared.
@@ -262,8 +290,8 @@ impl std::fmt::Debug for GuestMemory {
     }
 }
 
-/// Checks a region's numbers; returns the offset of its end in the file.
-fn check(config: &RegionConfig) -> Result<u64, Error> {
+/// Checks a region's numbers.
+fn check(config: &RegionConfig) -> Result<(), Error> {
     let RegionConfig { guest_phys_addr, size, user_addr, mmap_offset, .. } = *config;
     let invalid = |what| Error::RegionInvalid { guest_phys_addr, size, what };
     if size == 0 {
@@ -272,46 +300,68 @@ fn check(config: &RegionConfig) -> Result<u64, Error> {
     if [guest_phys_addr, size, user_addr, mmap_offset].iter().any(|n| n % PAGE != 0) {
         return Err(invalid("its addresses, size or offset are not multiples of 4096"));
     }
-    let ends = [guest_phys_addr, user_addr, mmap_offset].map(|start| start.checked_add(size));
-    let [Some(_), Some(_), Some(file_end)] = ends else {
+    if [guest_phys_addr, user_addr, mmap_offset].iter().any(|start| start.checked_add(size).is_none()) {
         return Err(invalid("it ends beyond the 64-bit address space"));
-    };
-    Ok(file_end)
+    }
+    Ok(())
 }
 
-/// Maps a checked region; returns the mapping and the place of the region's first byte in it.
-fn map(config: &RegionConfig, file_end: u64) -> Result<(Mapping, NonNull<u8>), Error> {
-    let RegionConfig { guest_phys_addr, size, mmap_offset, ref file, .. } = *config;
-    let not_shared = |source| Error::RegionNotShared { guest_phys_addr, source };
-    let stat = rustix::fs::fstat(file).map_err(|e| not_shared(e.into()))?;
+/// Why a part of a file cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+enum Unmappable {
+    #[error("not a file that can be shared: {0}")]
+    NotShared(io::Error),
+    #[error("it ends at byte {end} of a file of {file_size} bytes")]
+    BeyondFile { end: u64, file_size: u64 },
+    #[error("mapping it failed: {0}")]
+    Refused(io::Error),
+    #[error(transparent)]
+    Unwatched(Error),
+}
+
+impl Unmappable {
+    fn of_region(self, config: &RegionConfig) -> Error {
+        let RegionConfig { guest_phys_addr, size, .. } = *config;
+        match self {
+            Self::NotShared(source) => Error::RegionNotShared { guest_phys_addr, source },
+            Self::BeyondFile { end, file_size } => Error::RegionBeyondFile { guest_phys_addr, end, file_size },
+            Self::Refused(source) => Error::RegionMap { guest_phys_addr, size, source },
+            Self::Unwatched(error) => error,
+        }
+    }
+}
+
+/// Maps `size` bytes of `file` from `offset` on, if it holds as many; returns the mapping and the place of the first byte in it.
+fn map(file: &File, offset: u64, size: u64) -> Result<(Mapping, NonNull<u8>), Unmappable> {
+    let stat = rustix::fs::fstat(file).map_err(|e| Unmappable::NotShared(e.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(not_shared(io::Error::other("not a memfd, hugetlbfs or other regular file")));
+        return Err(Unmappable::NotShared(io::Error::other("not a memfd, hugetlbfs or other regular file")));
     }
     let file_size = u64::try_from(stat.st_size).unwrap_or(0);
-    if file_end > file_size {
-        return Err(Error::RegionBeyondFile { guest_phys_addr, end: file_end, file_size });
+    let end = offset.saturating_add(size);
+    if end > file_size {
+        return Err(Unmappable::BeyondFile { end, file_size });
     }
     // The block size of hugetlbfs is its page size, and it maps and unmaps whole pages only.
     let page = u64::try_from(stat.st_blksize).ok().filter(|n| n.is_power_of_two() && *n > PAGE).unwrap_or(PAGE);
-    let map_start = mmap_offset - mmap_offset % page;
-    let refused = |source| Error::RegionMap { guest_phys_addr, size, source };
-    let too_large = || refused(io::Error::from_raw_os_error(libc::ENOMEM));
-    let len = (file_end - map_start).checked_next_multiple_of(page).ok_or_else(too_large)?;
+    let map_start = offset - offset % page;
+    let too_large = || Unmappable::Refused(io::Error::from_raw_os_error(libc::ENOMEM));
+    let len = (end - map_start).checked_next_multiple_of(page).ok_or_else(too_large)?;
     let len = usize::try_from(len).map_err(|_| too_large())?;
     let page = usize::try_from(page).map_err(|_| too_large())?;
-    let inside = usize::try_from(mmap_offset - map_start).map_err(|_| too_large())?;
+    let inside = usize::try_from(offset - map_start).map_err(|_| too_large())?;
     let map_start = libc::off_t::try_from(map_start).map_err(|_| too_large())?;
     // Not populated: that would allocate a sparse guest's memory, and hold up all other connections meanwhile.
     let base = map_shared(file, len, map_start).map_err(|e| match e.raw_os_error() {
         // A read-only descriptor, or a sealed one.
-        Some(libc::EACCES | libc::EPERM) => not_shared(e),
-        _ => refused(e),
+        Some(libc::EACCES | libc::EPERM) => Unmappable::NotShared(e),
+        _ => Unmappable::Refused(e),
     })?;
     let mut mapping = Mapping { base, len, watch: None };
     // SAFETY: advice on our own mapping; nobody wants a guest's memory in a core dump.
     unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTDUMP) };
     // SAFETY: whole pages of a mapping that `Mapping::drop` unmaps after the watch; handed out only as shared memory.
-    mapping.watch = Some(unsafe { Watch::new(base, len, page)? });
-    // SAFETY: `inside + size` is at most `len`, for `map_start + inside + size` is `file_end`.
+    mapping.watch = Some(unsafe { Watch::new(base, len, page).map_err(Unmappable::Unwatched)? });
+    // SAFETY: `inside + size` is at most `len`, for `map_start + inside + size` is `end`.
     Ok((mapping, unsafe { base.add(inside) }))
 }

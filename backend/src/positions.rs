@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pmd::shared::View;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tracing::warn;
 
 use crate::error::Error;
-use crate::memory::file_words;
+use crate::inflight::RegionRecord;
+use crate::memory::FileWords;
 
 /// First word of the file; the last byte is the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"twinrng\x01");
@@ -43,7 +43,7 @@ const PLACES: usize = 3;
 /// The records of one device's rings. The file stays locked as long as this lives.
 #[derive(Debug)]
 pub struct Positions {
-    words: Arc<View<AtomicU64>>,
+    words: Arc<FileWords>,
     _file: File,
 }
 
@@ -74,7 +74,8 @@ impl Positions {
             }
             file.set_len(0).and_then(|()| file.set_len(len)).map_err(failed("giving it its length"))?;
         }
-        let words = file_words(&file, count)?;
+        let mapped = FileWords::map(&file, 0, len).map_err(failed("mapping it"))?;
+        let words = mapped.words();
         if [MAGIC, rings.into()] != [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)] {
             if found == len {
                 ignore(&path);
@@ -85,14 +86,14 @@ impl Positions {
             words[0].store(MAGIC, Ordering::Relaxed);
             words[1].store(rings.into(), Ordering::Relaxed);
         }
-        Ok(Self { words: Arc::new(words), _file: file })
+        Ok(Self { words: Arc::new(mapped), _file: file })
     }
 
     /// The record of ring `index`, if there is such a ring.
     #[must_use]
-    pub fn record(&self, index: u16) -> Option<Record> {
+    pub fn record(&self, index: u16) -> Option<FileRecord> {
         let at = HEADER + RECORD * usize::from(index);
-        (at < self.words.len()).then(|| Record { words: Arc::clone(&self.words), at })
+        (at < self.words.words().len()).then(|| FileRecord { words: Arc::clone(&self.words), at })
     }
 }
 
@@ -110,16 +111,63 @@ fn file_name(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// One ring's record.
+/// Where a ring's position is kept for a process that comes after a killed one.
 #[derive(Clone, Debug)]
-pub struct Record {
-    words: Arc<View<AtomicU64>>,
-    at: usize,
+pub enum Record {
+    /// In our own file: packed rings only.
+    File(FileRecord),
+    /// In the front-end's inflight region.
+    Region(RegionRecord),
 }
 
 impl Record {
+    /// The two places that an earlier process left of the packed ring of `size` at `desc`, an address of the front-end's, which
+    /// says the vring base `base`: halves of a base, where its last burst of completions began and ended. None if there are none
+    /// that count.
+    #[must_use]
+    pub fn find(&self, desc: u64, size: u16, base: u32) -> Option<(u32, u32)> {
+        match self {
+            // 0 is what front-ends say that do not know.
+            Self::File(record) => {
+                if base == 0 {
+                    record.find(desc, size)
+                } else {
+                    None
+                }
+            }
+            // It was voided when the front-end was last told a position, so it is newer than what that may know.
+            Self::Region(record) => record.find(),
+        }
+    }
+
+    /// Begins the record of a packed ring that is at rest at `place`, a half of a vring base.
+    pub fn begin(&self, desc: u64, size: u16, place: u32) {
+        match self {
+            Self::File(record) => record.begin(desc, size, place),
+            Self::Region(record) => record.begin(place),
+        }
+    }
+
+    /// Completions of a packed ring are about to be made known from `from` on, up to, not including, `to`.
+    #[inline(always)]
+    pub fn leave(&self, from: u32, to: u32) {
+        match self {
+            Self::File(record) => record.leave(from, to),
+            Self::Region(record) => record.leave(from, to),
+        }
+    }
+}
+
+/// One ring's record in the file.
+#[derive(Clone, Debug)]
+pub struct FileRecord {
+    words: Arc<FileWords>,
+    at: usize,
+}
+
+impl FileRecord {
     fn word(&self, which: usize) -> &AtomicU64 {
-        &self.words[self.at + which]
+        &self.words.words()[self.at + which]
     }
 
     /// The two places that an earlier process left, as halves of a vring base: where its last burst of completions began and

@@ -22,6 +22,7 @@ const FREE: usize = 0;
 const CLAIMED: usize = 1;
 
 /// One live mapping. `start` says whether the rest is valid.
+#[derive(Debug)]
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -42,6 +43,7 @@ static SLOTS: [Slot; MAPPINGS_MAX] = [const {
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping under watch, until dropped.
+#[derive(Debug)]
 pub(crate) struct Watch(&'static Slot);
 
 impl Watch {

@@ -2,7 +2,7 @@
 //! that descriptors stay with the message they came with.
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use pmd::sys::descriptors_max;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, send, sendmsg,
+    SendFlags, recvmsg, sendmsg,
 };
 
 use crate::error::Error;
@@ -65,10 +65,10 @@ impl Header {
         self.flags & FLAG_NEED_REPLY != 0
     }
 
-    /// The bytes of a reply to this request that carries one 64-bit number.
-    pub(crate) fn reply(self, value: u64) -> Vec<u8> {
+    /// A reply to this request that carries one 64-bit number.
+    pub(crate) fn reply(self, value: u64) -> Reply {
         let header = Self { flags: VERSION | FLAG_REPLY, size: 8, ..self };
-        [&header.bytes()[..], &value.to_ne_bytes()].concat()
+        Reply { bytes: [&header.bytes()[..], &value.to_ne_bytes()].concat(), descriptors: Vec::new() }
     }
 }
 
@@ -84,16 +84,56 @@ impl Message {
     /// Sends the message on, descriptors included, without asking for an acknowledgement.
     pub(crate) fn forward(&self, socket: &UnixStream) -> Result<(), Errno> {
         let header = Header { flags: VERSION, ..self.header }.bytes();
-        let descriptors: Vec<_> = self.descriptors.iter().map(std::os::fd::AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::NOBUFS);
-        }
-        let parts = [IoSlice::new(&header), IoSlice::new(&self.body)];
-        let sent = sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+        let sent = send(socket, &[IoSlice::new(&header), IoSlice::new(&self.body)], &self.descriptors)?;
         if sent == HEADER_LEN + self.body.len() { Ok(()) } else { Err(Errno::NOBUFS) }
     }
+}
+
+/// What goes back for a request.
+#[derive(Debug, Default)]
+pub(crate) struct Reply {
+    bytes: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Reply {
+    /// Takes what `socket` holds now, if anything.
+    pub(crate) fn take(socket: &UnixStream) -> Result<Option<Self>, Errno> {
+        let mut bytes = [0; HEADER_LEN + BODY_LEN_MAX];
+        match receive(socket, &mut bytes) {
+            Ok((0, _, _)) | Err(Errno::AGAIN) => Ok(None),
+            // A descriptor more than this process may have.
+            Ok((_, _, true)) => Err(Errno::MFILE),
+            Ok((len, descriptors, false)) => Ok(Some(Self { bytes: bytes[..len].to_vec(), descriptors })),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Receives what there is now: how many bytes, the descriptors that came with them, and whether there were more of those.
+fn receive(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            descriptors.extend(more);
+        }
+    }
+    Ok((received.bytes, descriptors, received.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+/// Sends `parts` and `descriptors`, or as many bytes as there is room for; returns how many.
+fn send(socket: &UnixStream, parts: &[IoSlice<'_>], descriptors: &[OwnedFd]) -> Result<usize, Errno> {
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    sendmsg(socket, parts, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
 /// A connected socket, with the message that is coming in and the reply that is going out.
@@ -102,14 +142,14 @@ pub(crate) struct Wire {
     socket: UnixStream,
     incoming: Vec<u8>,
     descriptors: Vec<OwnedFd>,
-    outgoing: Vec<u8>,
+    outgoing: Reply,
     /// Since when a message is half received, or a reply half sent; never both.
     waiting_since: Option<Instant>,
 }
 
 impl Wire {
     pub(crate) fn new(socket: UnixStream) -> Self {
-        Self { socket, incoming: Vec::new(), descriptors: Vec::new(), outgoing: Vec::new(), waiting_since: None }
+        Self { socket, incoming: Vec::new(), descriptors: Vec::new(), outgoing: Reply::default(), waiting_since: None }
     }
 
     /// The next message, if all of it is here.
@@ -137,22 +177,14 @@ impl Wire {
     /// Reads up to `len` bytes and what descriptors come with them; `false` if there is nothing now.
     fn read(&mut self, len: usize) -> Result<bool, Error> {
         let mut bytes = [0; HEADER_LEN + BODY_LEN_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes[..len])], &mut control, flags) {
-            Ok(received) if received.bytes > 0 => received,
+        let (received, descriptors, cut_off) = match receive(&self.socket, &mut bytes[..len]) {
+            Ok(received) if received.0 > 0 => received,
             Ok(_) | Err(Errno::CONNRESET) => return Err(Error::Disconnected),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
             Err(e) => return Err(Error::System { step: "receiving from a vhost-user socket", source: e.into() }),
         };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.descriptors.extend(descriptors);
-            }
-        }
+        self.descriptors.extend(descriptors);
         let count = self.descriptors.len();
-        let cut_off = received.flags.contains(ReturnFlags::CTRUNC);
         if cut_off && count < DESCRIPTORS_MAX {
             // There was room for one more in the message, but not in this process.
             return Err(Error::DescriptorLimit { limit: descriptors_max().unwrap_or_default() });
@@ -160,7 +192,7 @@ impl Wire {
         if cut_off || count > DESCRIPTORS_MAX {
             return Err(Error::DescriptorCount { count, max: DESCRIPTORS_MAX });
         }
-        self.incoming.extend_from_slice(&bytes[..received.bytes]);
+        self.incoming.extend_from_slice(&bytes[..received]);
         self.waiting_since.get_or_insert_with(Instant::now);
         Ok(true)
     }
@@ -170,7 +202,7 @@ impl Wire {
     ///
     /// # Errors
     /// If the connection cannot go on.
-    pub(crate) fn send(&mut self, reply: Vec<u8>) -> Result<(), Error> {
+    pub(crate) fn send(&mut self, reply: Reply) -> Result<(), Error> {
         self.outgoing = reply;
         self.waiting_since = Some(Instant::now());
         self.flush()
@@ -178,7 +210,7 @@ impl Wire {
 
     /// Whether a part of a reply is still to be sent.
     pub(crate) fn is_sending(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.bytes.is_empty()
     }
 
     /// Sends more of the reply.
@@ -186,13 +218,18 @@ impl Wire {
     /// # Errors
     /// If the connection cannot go on.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
-        match send(&self.socket, &self.outgoing, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(sent) => drop(self.outgoing.drain(..sent)),
+        let Reply { bytes, descriptors } = &mut self.outgoing;
+        match send(&self.socket, &[IoSlice::new(bytes)], descriptors) {
+            Ok(sent) => {
+                bytes.drain(..sent);
+                // They go with the first byte.
+                descriptors.clear();
+            }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(Error::Disconnected),
             Err(e) => return Err(Error::System { step: "sending to a vhost-user socket", source: e.into() }),
         }
-        if self.outgoing.is_empty() {
+        if self.outgoing.bytes.is_empty() {
             self.waiting_since = None;
         }
         Ok(())

@@ -87,7 +87,7 @@ fn every_request_with_need_reply_is_answered_and_the_next_one_too() {
 fn an_unsupported_request_is_refused_and_without_need_reply_ends_the_connection() {
     let _alone = alone();
     let server = Server::new();
-    for request in [0, 6, 7, 19, 20, 21, 22, 23, 25, 26, 28, 31, 32, 33, 35, 41, 42, 43, 44, 45, 60, u32::MAX] {
+    for request in [0, 6, 7, 19, 20, 21, 22, 23, 25, 26, 28, 33, 35, 41, 42, 43, 44, 45, 60, u32::MAX] {
         let client = Client::connect_and_get_features(&server.path);
         client.negotiate(feature::VERSION_1 | feature::PROTOCOL_FEATURES, P_ALL);
         assert!(!client.tell(request, &[0; 8], &[]), "request {request}");

@@ -4,16 +4,19 @@
 
 mod driver;
 
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
 use pmd::mem::Arena;
 use pmd::virtio::ring::Layout;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 use vhost::vhost_user::message::FrontendReq;
 
 use crate::ports::{SOON, wait_until};
@@ -24,6 +27,8 @@ pub use driver::Driver;
 const VERSION: u32 = 1;
 const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;
+/// Bytes of a header.
+const HEADER_LEN: usize = 12;
 /// "There is no descriptor" in `SET_VRING_KICK` and `SET_VRING_CALL`.
 const NO_DESCRIPTOR: u64 = 0x100;
 /// From a guest address to the front-end's own of the same byte.
@@ -108,6 +113,28 @@ impl Frontend {
         let mut body = vec![0; size as usize];
         socket.read_exact(&mut body).ok()?;
         Some(body)
+    }
+
+    /// `GET_INFLIGHT_FD` for so many rings of `size`: the body that `SET_INFLIGHT_FD` takes, and the region's file.
+    ///
+    /// # Panics
+    /// If it is not answered.
+    #[must_use]
+    pub fn inflight(&self, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
+        let mut body = longs(&[0, 0]);
+        body.extend([queues, size, 0, 0].iter().flat_map(|value| value.to_ne_bytes()));
+        self.send(FrontendReq::GET_INFLIGHT_FD, 0, &body, &[]).expect("a connection");
+        let mut answer = vec![0; HEADER_LEN + body.len()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received =
+            recvmsg(&self.socket, &mut [IoSliceMut::new(&mut answer)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        assert_eq!(received.expect("an answer").bytes, answer.len());
+        let region = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        (answer.split_off(HEADER_LEN), region.expect("a descriptor"))
     }
 
     fn try_ask(&self, request: FrontendReq, body: &[u8]) -> Option<Vec<u8>> {

@@ -14,7 +14,7 @@ use pmd::virtio::spec::{RING_SIZE_MAX, feature, queue_pairs_max};
 
 use crate::control::{Control, Mode, Served};
 use crate::error::Error;
-use crate::positions::Positions;
+use crate::positions::{Positions, Record};
 use crate::queue::config::{Position, QueueConfig};
 use crate::queue::paths::{FromGuestParts, ToGuestParts, from_guest, to_guest};
 use crate::session::{Device, NET_CONFIG_LEN};
@@ -342,7 +342,13 @@ impl Device for VhostDevice {
 
     fn queue_start(&mut self, mut config: QueueConfig) -> Result<(), Error> {
         let vring = config.index;
-        config.record = self.positions.as_ref().and_then(|positions| positions.record(vring));
+        let own = self.positions.as_ref().and_then(|positions| positions.record(vring));
+        match (&config.record, own) {
+            // The front-end keeps it; what an earlier connection left here is void.
+            (Some(_), Some(own)) => own.forget(),
+            (None, own) => config.record = own.map(Record::File),
+            (Some(_), None) => {}
+        }
         let mut state = self.shared.lock();
         let Some(ring) = state.rings.get_mut(usize::from(vring)) else { return Ok(()) };
         ring.config = Some(config);

@@ -60,7 +60,7 @@ pub struct QueueConfig {
     pub kick: Option<Arc<Notifier>>,
     /// Where to notify the guest; `None` if it polls.
     pub call: Option<Arc<Notifier>>,
-    /// Where a packed ring leaves its position for a process that comes after; `None` if that is not wanted.
+    /// Where the ring leaves its position for a process that comes after; `None` if that is not wanted.
     pub record: Option<Record>,
 }
 

@@ -66,7 +66,7 @@ fn half(pos: PackedPos) -> u32 {
 
 /// Where an earlier process left this ring, if that is on record.
 fn recorded(config: &QueueConfig, desc: &View<Desc>) -> Option<PackedPos> {
-    let (from, to) = config.record.as_ref()?.find(config.desc_user_addr, config.size)?;
+    let (from, to) = config.record.as_ref()?.find(config.desc_user_addr, config.size, config.position)?;
     let (from, to) = (place(from, config.size), place(to, config.size));
     // Still available, the first one: none of them was made known. Else all were; it is used, or by now available once more, in
     // the next lap.
@@ -87,9 +87,7 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
         let used = config.position >> 16;
         let used = if used == 0 { known } else { place(used, config.size) };
         let desc = config.view::<Desc>(Area::Desc, 0, config.size.into())?;
-        // 0 is what front-ends say that do not know: there, the record of a killed daemon's ring counts.
-        let recorded = if config.position == 0 { recorded(&config, &desc) } else { None };
-        let (avail, used) = recorded.map_or((known, used), |place| (place, place));
+        let (avail, used) = recorded(&config, &desc).map_or((known, used), |place| (place, place));
         if let Some(record) = &config.record {
             record.begin(config.desc_user_addr, config.size, half(used));
         }

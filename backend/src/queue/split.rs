@@ -14,6 +14,7 @@ use super::config::{Area, Notifier, Position, QueueConfig};
 use super::{Buffer, DeviceRing, Head};
 use crate::error::Error;
 use crate::memory::GuestMemory;
+use crate::positions::Record;
 
 /// A running split ring.
 ///
@@ -68,7 +69,11 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
             call: config.call,
             position,
         };
-        ring.done = ring.start(config.position as u16);
+        let start = ring.start(config.position as u16);
+        ring.done = start;
+        if let Some(Record::Region(record)) = &config.record {
+            record.begin(start.into());
+        }
         // With `EVENT_IDX` the flags have to be 0 (2.7.10.1), whatever an earlier device left there.
         ring.used_words[used::FLAGS / 2].store(0, Ordering::Relaxed);
         // Until it is armed.

@@ -21,7 +21,9 @@ pub use device::{Device, NET_CONFIG_LEN};
 pub(crate) use protocol::Protocol;
 
 use crate::error::Error;
+use crate::inflight::Inflight;
 use crate::memory::GuestMemory;
+use crate::positions::Record;
 use ring::{Kick, Ring};
 
 /// A device and what its present front-end has negotiated; between connections, nothing.
@@ -29,6 +31,7 @@ pub(crate) struct Session {
     device: Box<dyn Device>,
     rings: Vec<Ring>,
     memory: Arc<GuestMemory>,
+    inflight: Option<Inflight>,
     features: Option<u64>,
     protocol_features: VhostUserProtocolFeatures,
     status: u8,
@@ -42,6 +45,7 @@ impl Session {
             device,
             rings: (0..count).map(|_| Ring::default()).collect(),
             memory: Arc::default(),
+            inflight: None,
             features: None,
             protocol_features: VhostUserProtocolFeatures::empty(),
             status: 0,
@@ -57,6 +61,8 @@ impl Session {
             *ring = Ring::default();
         }
         self.memory = Arc::default();
+        // Not forgotten: it is the front-end's, which knows what became of its rings.
+        self.inflight = None;
         self.protocol_features = VhostUserProtocolFeatures::empty();
     }
 
@@ -65,7 +71,8 @@ impl Session {
     /// # Errors
     /// [`Error::MemoryBroken`].
     pub(crate) fn check_memory(&self) -> Result<(), Error> {
-        if self.memory.is_broken() { Err(Error::MemoryBroken) } else { Ok(()) }
+        let broken = self.memory.is_broken() || self.inflight.as_ref().is_some_and(Inflight::is_broken);
+        if broken { Err(Error::MemoryBroken) } else { Ok(()) }
     }
 
     fn offered(&self) -> u64 {
@@ -75,7 +82,21 @@ impl Session {
     /// Device reset (virtio 1.3, 2.4; vhost-user `RESET_DEVICE`): rings forget all but the calls, which are the
     /// front-end's own and may have been sent long before.
     fn reset(&mut self) {
+        for index in 0..self.rings.len() {
+            self.forget_inflight(index);
+        }
         self.clear(true);
+    }
+
+    /// Whether rings are packed, as far as that is settled.
+    fn is_packed(&self) -> Option<bool> {
+        self.features.map(|features| features & feature::RING_PACKED != 0)
+    }
+
+    fn forget_inflight(&self, index: usize) {
+        if let (Some(inflight), Some(packed)) = (&self.inflight, self.is_packed()) {
+            inflight.forget(index as u16, packed);
+        }
     }
 
     /// Stops all rings, and forgets features and status; the rings' positions, too, if they are `void`.
@@ -138,15 +159,19 @@ impl Session {
         let (Some(features), true, Ok(number)) = (self.features, driver_ready, u16::try_from(index)) else {
             return Ok(());
         };
-        let Some(config) = self.rings[index].config(number, features, &self.memory) else { return Ok(()) };
+        let Some(mut config) = self.rings[index].config(number, features, &self.memory) else { return Ok(()) };
         config.check_size()?;
         // Not an error: QEMU removes a region and adds it again, larger, under a running ring.
         if let Err(outside) = config.check_areas() {
             debug!("not started: {outside}");
             return Ok(());
         }
+        if let Some(inflight) = &self.inflight {
+            let record = inflight.record(number, config.size, config.is_packed(), !self.rings[index].ran)?;
+            config.record = Some(Record::Region(record));
+        }
         self.device.queue_start(config)?;
-        self.rings[index].running = true;
+        (self.rings[index].running, self.rings[index].ran) = (true, true);
         Ok(())
     }
 
@@ -171,6 +196,7 @@ impl Session {
         })?;
         let place = self.place(index)?;
         self.device.forget(place as u16);
+        self.forget_inflight(place);
         Ok(self.rings[place].position)
     }
 }

@@ -8,15 +8,13 @@
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 use tracing::warn;
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
 
 use super::Session;
 use crate::error::Error;
-use crate::wire::{BODY_LEN_MAX, DESCRIPTORS_MAX, HEADER_LEN, Header, Message};
+use crate::wire::{DESCRIPTORS_MAX, Header, Message, Reply};
 
 /// How many descriptors a request may come with; `None` for a request that is not supported.
 fn descriptors_max(request: FrontendReq) -> Option<usize> {
@@ -36,11 +34,17 @@ fn descriptors_max(request: FrontendReq) -> Option<usize> {
         | Req::SET_VRING_ENABLE
         | Req::GET_CONFIG
         | Req::RESET_DEVICE
+        | Req::GET_INFLIGHT_FD
         | Req::GET_MAX_MEM_SLOTS
         | Req::SET_STATUS
         | Req::GET_STATUS => Some(0),
         // REM_MEM_REG: "the back-end MAY accept messages with one file descriptor", and must close it.
-        Req::SET_VRING_KICK | Req::SET_VRING_CALL | Req::SET_VRING_ERR | Req::ADD_MEM_REG | Req::REM_MEM_REG => Some(1),
+        Req::SET_VRING_KICK
+        | Req::SET_VRING_CALL
+        | Req::SET_VRING_ERR
+        | Req::SET_INFLIGHT_FD
+        | Req::ADD_MEM_REG
+        | Req::REM_MEM_REG => Some(1),
         Req::SET_MEM_TABLE => Some(DESCRIPTORS_MAX),
         _ => None,
     }
@@ -71,7 +75,7 @@ impl Protocol {
     ///
     /// # Errors
     /// If the connection has to end.
-    pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
+    pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Reply>, Error> {
         let header = message.header;
         match self.carry_out(message) {
             Ok(None) if header.needs_reply() => Ok(Some(header.reply(0))),
@@ -84,7 +88,7 @@ impl Protocol {
         }
     }
 
-    fn carry_out(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
+    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, Error> {
         let request = FrontendReq::try_from(message.header.request).ok();
         let supported = request.filter(|r| descriptors_max(*r).is_some_and(|max| message.descriptors.len() <= max));
         match supported {
@@ -102,7 +106,7 @@ impl Protocol {
 
     /// Lets the crate handle a message. Our own descriptors of it are closed before the crate takes them from the socket: so it
     /// has the room that they had. If there were none, it would lose the message and wait for ever for another.
-    fn hand_over(&mut self, message: Message) -> Result<Option<Vec<u8>>, Error> {
+    fn hand_over(&mut self, message: Message) -> Result<Option<Reply>, Error> {
         let Message { header, .. } = message;
         let forwarded = message.forward(&self.ours);
         drop(message);
@@ -121,13 +125,8 @@ impl Protocol {
 }
 
 /// What `socket` holds now.
-fn pending(socket: &UnixStream) -> Result<Option<Vec<u8>>, Error> {
-    let mut bytes = [0; HEADER_LEN + BODY_LEN_MAX];
-    match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
-        Ok((0, _)) | Err(Errno::AGAIN) => Ok(None),
-        Ok((len, _)) => Ok(Some(bytes[..len].to_vec())),
-        Err(e) => Err(Error::System { step: "taking a reply over", source: e.into() }),
-    }
+fn pending(socket: &UnixStream) -> Result<Option<Reply>, Error> {
+    Reply::take(socket).map_err(|e| Error::System { step: "taking a reply over", source: e.into() })
 }
 
 /// Our own error, if the crate passes one through; else what the crate has to say.

@@ -3,7 +3,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use pmd::virtio::spec::{RING_SIZE_MAX, feature};
+use pmd::virtio::spec::RING_SIZE_MAX;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
     VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -14,6 +14,7 @@ use vhost::vhost_user::{Error as VhostError, GpuBackend, Result as VhostResult, 
 use super::ring::{Addresses, Kick};
 use super::{NET_CONFIG_LEN, Session};
 use crate::error::Error;
+use crate::inflight::{self, Inflight};
 use crate::memory::{GuestMemory, REGIONS_MAX, RegionConfig};
 use crate::queue::config::Notifier;
 
@@ -57,7 +58,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn reset_owner(&mut self) -> VhostResult<()> {
         self.reset();
-        self.memory = Arc::default();
+        (self.memory, self.inflight) = (Arc::default(), None);
         Ok(())
     }
 
@@ -136,7 +137,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> VhostResult<()> {
         self.place(index)?;
-        let packed = self.features.is_none_or(|features| features & feature::RING_PACKED != 0);
+        let packed = self.is_packed().unwrap_or(true);
         let size = u16::try_from(num)
             .ok()
             .filter(|size| (1..=RING_SIZE_MAX).contains(size) && (packed || size.is_power_of_two()))
@@ -206,12 +207,14 @@ impl VhostUserBackendReqHandlerMut for Session {
         Err(UNSUPPORTED)
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> VhostResult<(VhostUserInflight, File)> {
-        Err(UNSUPPORTED)
+    fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> VhostResult<(VhostUserInflight, File)> {
+        // Unless it is settled, the larger layout.
+        Ok(inflight::create(self.is_packed().unwrap_or(true), asked, self.rings.len())?)
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> VhostResult<()> {
-        Err(UNSUPPORTED)
+    fn set_inflight_fd(&mut self, shape: &VhostUserInflight, file: File) -> VhostResult<()> {
+        let inflight = Inflight::new(shape, &file, self.rings.len())?;
+        Ok(self.change_all(|session| session.inflight = Some(inflight))?)
     }
 
     fn set_device_state_fd(
@@ -241,6 +244,7 @@ fn offered_protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::RESET_DEVICE
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::STATUS

@@ -35,6 +35,8 @@ pub(super) struct Ring {
     pub(super) enabled: bool,
     /// Whether the device runs it.
     pub(super) running: bool,
+    /// Whether the device has run it: then its position is known, whatever an inflight region says.
+    pub(super) ran: bool,
 }
 
 impl Ring {
