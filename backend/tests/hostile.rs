@@ -109,36 +109,6 @@ fn a_header_that_is_none_ends_the_connection() {
 }
 
 #[test]
-fn a_thousand_bad_messages_leave_no_descriptor_behind() {
-    let _alone = alone();
-    let (server, before) = warm_server();
-    let mut client = None;
-    for i in 0..1000 {
-        let fresh = client.take().unwrap_or_else(|| Client::connect_and_get_features(&server.path));
-        // Descriptors with requests that take none, take fewer, or do not exist; truncated lists; half messages.
-        let (request, body_len, descriptors) = match i % 8 {
-            0 => (GET_FEATURES, 0, 3),
-            1 => (SET_VRING_KICK, 8, 2),
-            2 => (99, 8, 5),
-            3 => (SET_MEM_TABLE, 40, 1),
-            4 => (SET_MEM_TABLE, 1032, 32),
-            5 => (SET_VRING_CALL, 7, 1),
-            6 => (GET_FEATURES, 0, 33),
-            _ => (SET_MEM_TABLE, 40, 100),
-        };
-        let bytes = message(request, NEED_REPLY, &vec![0xff; body_len]);
-        if i % 16 == 13 {
-            assert!(send_all(&fresh, &bytes[..bytes.len() - 1], &events(descriptors)));
-        } else {
-            assert!(send_all(&fresh, &bytes, &events(descriptors)));
-            client = fresh.receive().map(|_| fresh);
-        }
-    }
-    drop(client);
-    eventually("no descriptor is left", || descriptors_open() <= before);
-}
-
-#[test]
 fn half_a_message_and_unread_replies_end_their_own_connection_and_stall_no_other() {
     let _alone = alone();
     let server = Server::with_timeout(Duration::from_millis(300));
