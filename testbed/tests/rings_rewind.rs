@@ -7,7 +7,7 @@ use backend::queue::config::Position;
 use pmd::mbuf::{Mbuf, MbufPool};
 use pmd::mem::{Arena, Pages};
 use pmd::port::{Burst, FAULTS};
-use pmd::virtio::spec::{PackedMeta, feature};
+use pmd::virtio::spec::{PackedMeta, PackedPos, feature};
 use proptest::prelude::*;
 use testbed::frame::Stream;
 use testbed::rings::{Direction, Guest, Setup, bytes_of, packet};
@@ -182,7 +182,7 @@ fn scribble(guest: &Guest, features: u64) {
     let raw = guest.raw().unwrap();
     for desc in &*raw.desc {
         let mut meta = PackedMeta::unpack(desc.meta.load(Ordering::Relaxed));
-        if meta.is_avail(false) || meta.is_avail(true) {
+        if meta.is_avail(PackedPos::START) || meta.is_avail(PackedPos::START.other_round()) {
             (meta.id, meta.len) = (0xdead, 0xbeef);
             desc.meta.store(meta.pack(), Ordering::Relaxed);
         }

@@ -71,7 +71,7 @@ fn recorded(config: &QueueConfig, desc: &View<Desc>) -> Option<PackedPos> {
     // Still available, the first one: none of them was made known. Else all were; it is used, or by now available once more, in
     // the next lap.
     let first = PackedMeta::unpack(desc.get(usize::from(from.slot()))?.meta.load(Ordering::Acquire));
-    Some(if first.is_avail(from.wrap()) { from } else { to })
+    Some(if first.is_avail(from) { from } else { to })
 }
 
 impl<const BATCHED: bool> PackedRing<BATCHED> {
@@ -153,10 +153,10 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         let desc = &self.desc[usize::from(slot)];
         // Acquire pairs with the driver's release of a head's flags (2.8.21.1): its whole chain is written.
         let meta = PackedMeta::unpack(desc.meta.load(Ordering::Acquire));
-        if !meta.is_avail(at.avail.wrap()) || at.left == 0 {
+        if !meta.is_avail(at.avail) || at.left == 0 {
             return None;
         }
-        let buffer = Ok(self.buffer(desc.addr.load(Ordering::Relaxed), meta, slot));
+        let buffer = Ok(Self::buffer(desc.addr.load(Ordering::Relaxed), meta, slot));
         let (id, descs) = if meta.flags & DESC_F_NEXT == 0 { (meta.id, 1) } else { self.measure(slot) };
         let head = if descs <= at.left {
             Head { id, descs, buffer }
@@ -218,9 +218,10 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
 
     #[inline(always)]
     fn table(&self, index: u16) -> Option<Buffer> {
+        let index = if index == self.size { 0 } else { index };
         let desc = self.desc.get(usize::from(index))?;
         let (addr, word) = (desc.addr.load(Ordering::Relaxed), desc.meta.load(Ordering::Relaxed));
-        Some(self.buffer(addr, PackedMeta::unpack(word), index))
+        Some(Self::buffer(addr, PackedMeta::unpack(word), index))
     }
 
     /// Entries of a table follow each other to its end; of the flags only `WRITE` counts (2.8.7).
@@ -236,9 +237,9 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
 impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// A descriptor of the ring: its chain goes on in the next slot.
     #[inline(always)]
-    fn buffer(&self, addr: u64, meta: PackedMeta, slot: u16) -> Buffer {
-        let next = PackedPos::new(slot, true).advance(1, self.size).slot();
-        Buffer { addr, len: meta.len, flags: meta.flags, next }
+    fn buffer(addr: u64, meta: PackedMeta, slot: u16) -> Buffer {
+        // Behind the last descriptor for the first one, see `table`.
+        Buffer { addr, len: meta.len, flags: meta.flags, next: slot + 1 }
     }
 }
 

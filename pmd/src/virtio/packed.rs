@@ -103,7 +103,7 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
         while ready < max {
             // Acquire pairs with the device's release of the flags (2.8.6): id, length and buffer are filled.
             let meta = self.load(pos.slot(), Ordering::Acquire);
-            if !meta.is_used(pos.wrap()) {
+            if !meta.is_used(pos) {
                 break;
             }
             if IN_ORDER && meta.id != pos.slot() {

@@ -162,39 +162,41 @@ impl PackedMeta {
         Self { len: word as u32, id: (word >> 32) as u16, flags: (word >> 48) as u16 }
     }
 
-    /// Whether the driver has made it available, in the round of `wrap` (2.8.1).
+    /// Whether the driver has made it available, in the round of `pos` (2.8.1).
     #[inline(always)]
     #[must_use]
-    pub const fn is_avail(self, wrap: bool) -> bool {
-        self.flags & (PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED)
-            == if wrap { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
+    pub const fn is_avail(self, pos: PackedPos) -> bool {
+        self.flags & PackedPos::BOTH == pos.avail_flags()
     }
 
-    /// Whether the device has used it, in the round of `wrap` (2.8.1).
+    /// Whether the device has used it, in the round of `pos` (2.8.1).
     #[inline(always)]
     #[must_use]
-    pub const fn is_used(self, wrap: bool) -> bool {
-        let both = PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED;
-        self.flags & both == if wrap { both } else { 0 }
+    pub const fn is_used(self, pos: PackedPos) -> bool {
+        self.flags & PackedPos::BOTH == pos.used_flags()
     }
 }
 
 /// A place in a packed ring: a descriptor, and in which round (2.8.1). In one word: it changes per packet, and the parts of a pair
 /// would be stored one by one, loaded together, and wait for each other.
+///
+/// The lower half is the descriptor's number. The upper half is what its flags say once it is available, and stands for the wrap
+/// counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PackedPos(u32);
 
 impl PackedPos {
+    /// The flags that the two sides turn over in each round.
+    const BOTH: u16 = PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED;
     /// Where a fresh ring begins.
     pub const START: Self = Self::new(0, true);
-    /// Above the descriptor's number.
-    const WRAP: u32 = 1 << 16;
 
     /// Descriptor `slot` in the round of the wrap counter `wrap`.
     #[inline(always)]
     #[must_use]
     pub const fn new(slot: u16, wrap: bool) -> Self {
-        Self(slot as u32 | (wrap as u32) << 16)
+        let flags = if wrap { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED };
+        Self(slot as u32 | (flags as u32) << 16)
     }
 
     /// The descriptor.
@@ -208,14 +210,14 @@ impl PackedPos {
     #[inline(always)]
     #[must_use]
     pub const fn wrap(self) -> bool {
-        self.0 & Self::WRAP != 0
+        self.avail_flags() == PACKED_DESC_F_AVAIL
     }
 
     /// The same descriptor in the round before or after.
     #[inline(always)]
     #[must_use]
     pub const fn other_round(self) -> Self {
-        Self(self.0 ^ Self::WRAP)
+        Self(self.0 ^ (Self::BOTH as u32) << 16)
     }
 
     /// `count` (at most `size`) descriptors further on a ring of `size`.
@@ -223,22 +225,22 @@ impl PackedPos {
     #[must_use]
     pub const fn advance(self, count: u16, size: u16) -> Self {
         let slot = self.slot() as u32 + count as u32;
-        let wrap = self.0 & Self::WRAP;
-        if slot >= size as u32 { Self((slot - size as u32) | (wrap ^ Self::WRAP)) } else { Self(slot | wrap) }
+        let here = self.0 & !(u16::MAX as u32);
+        if slot >= size as u32 { Self(here | (slot - size as u32)).other_round() } else { Self(here | slot) }
     }
 
     /// The flags that make a descriptor here available.
     #[inline(always)]
     #[must_use]
     pub const fn avail_flags(self) -> u16 {
-        if self.wrap() { PACKED_DESC_F_AVAIL } else { PACKED_DESC_F_USED }
+        (self.0 >> 16) as u16
     }
 
     /// The flags that make a descriptor here used.
     #[inline(always)]
     #[must_use]
     pub const fn used_flags(self) -> u16 {
-        if self.wrap() { PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED } else { 0 }
+        if self.wrap() { Self::BOTH } else { 0 }
     }
 }
 

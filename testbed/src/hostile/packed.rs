@@ -48,7 +48,7 @@ impl Device {
     /// Takes what the driver has made available.
     fn look(&mut self) {
         let size = self.raw.size();
-        while self.held.len() < size.into() && self.raw.described(self.avail.slot()).1.is_avail(self.avail.wrap()) {
+        while self.held.len() < size.into() && self.raw.described(self.avail.slot()).1.is_avail(self.avail) {
             let (addr, PackedMeta { len, .. }) = self.raw.described(self.avail.slot());
             let mut descs = 1;
             let mut at = self.avail;

@@ -90,13 +90,13 @@ impl RawPackedRing {
     /// # Errors
     /// What is wrong with it.
     pub fn offered(&self, memory: &GuestMemory, pos: PackedPos) -> Result<Option<PackedChain>, String> {
-        if !self.described(pos.slot()).1.is_avail(pos.wrap()) {
+        if !self.described(pos.slot()).1.is_avail(pos) {
             return Ok(None);
         }
         let (mut place, mut buffers) = (pos, Vec::new());
         for descs in 1..=self.size() {
             let (addr, meta) = self.described(place.slot());
-            if !meta.is_avail(place.wrap()) {
+            if !meta.is_avail(place) {
                 return Err(format!("descriptor {descs} of the chain at {pos:?} is not available: {meta:?}"));
             }
             if meta.flags & DESC_F_INDIRECT == 0 {
@@ -121,7 +121,7 @@ impl RawPackedRing {
     /// As a driver: the used descriptor at `pos`, if there is one.
     #[must_use]
     pub fn used(&self, pos: PackedPos) -> Option<PackedMeta> {
-        Some(self.described(pos.slot()).1).filter(|meta| meta.is_used(pos.wrap()))
+        Some(self.described(pos.slot()).1).filter(|meta| meta.is_used(pos))
     }
 
     /// Says which calls the driver wants.
