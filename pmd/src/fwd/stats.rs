@@ -48,6 +48,8 @@ pub struct Counts {
     pub kicks: u64,
     /// Kicks or interrupts that the peer did not want.
     pub kicks_suppressed: u64,
+    /// Sent mbufs that went home one by one.
+    pub slow_frees: u64,
     /// Frames by size in bytes, see [`BINS`].
     pub bins: Named,
     /// What was refused, by [`Fault::name`].
@@ -62,6 +64,7 @@ impl From<&Stats> for Counts {
             dropped: stats.dropped(),
             kicks: stats.kicks,
             kicks_suppressed: stats.kicks_suppressed,
+            slow_frees: stats.slow_frees,
             bins: Named::new(BINS.iter().map(|bin| bin.0).zip(stats.bins)),
             faults: Named::new(Fault::ALL.iter().map(|&fault| (fault.name(), stats.fault(fault)))),
         }
@@ -188,9 +191,10 @@ impl fmt::Display for Counted<'_> {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { packets, bytes, dropped, kicks, kicks_suppressed, bins, faults } = self;
+        let Counts { packets, bytes, dropped, kicks, kicks_suppressed, slow_frees, bins, faults } = self;
         write!(f, "packets {packets}, bytes {bytes}, dropped {dropped}, kicks {kicks}")?;
-        write!(f, ", kicks_suppressed {kicks_suppressed}{}{}", Counted(" ", faults), Counted(" size ", bins))
+        write!(f, ", kicks_suppressed {kicks_suppressed}, slow_frees {slow_frees}")?;
+        write!(f, "{}{}", Counted(" ", faults), Counted(" size ", bins))
     }
 }
 
@@ -235,7 +239,7 @@ mod tests {
     fn text_and_json_use_the_same_names() {
         let json = serde_json::to_value(counts()).unwrap();
         let text = counts().to_string();
-        for name in ["packets", "bytes", "dropped", "kicks", "kicks_suppressed"] {
+        for name in ["packets", "bytes", "dropped", "kicks", "kicks_suppressed", "slow_frees"] {
             assert!(text.contains(&format!("{name} {}", json[name])), "{name} in {text} and {json}");
         }
         assert_eq!((&json["faults"]["no_buffer"], &json["bins"]["65_127"]), (&1.into(), &1.into()));

@@ -74,7 +74,7 @@ fn staged_mbufs_go_home_unread_and_others_the_slow_way() {
     let shared = packet(&pool, &[0; 60]);
     let clone = shared.clone(&other).unwrap();
     let mut slots = [packet(&pool, &[0; 60]), shared, packet(&other, &[0; 60])].map(Staged::new);
-    assert_eq!(pool.put_staged(&mut slots), 2);
+    assert_eq!(Staged::free_bulk(&mut slots), 2);
     assert_eq!((pool.mempool().in_use(), other.mempool().in_use()), (1, 1));
     drop(clone);
     assert_eq!((pool.mempool().in_use(), other.mempool().in_use()), (0, 0));

@@ -113,6 +113,8 @@ pub struct QueueStats {
     pub kicks: Counter,
     /// Kicks or interrupts that the peer did not want.
     pub kicks_suppressed: Counter,
+    /// Sent mbufs that went home one by one: chained, shared, attached, or of another pool than those beside them.
+    pub slow_frees: Counter,
     /// Frames by size, see [`BINS`].
     pub bins: [Counter; 8],
     /// What was refused, indexed by [`Fault`].
@@ -154,6 +156,7 @@ impl QueueStats {
             bytes: self.bytes.get(),
             kicks: self.kicks.get(),
             kicks_suppressed: self.kicks_suppressed.get(),
+            slow_frees: self.slow_frees.get(),
             bins: std::array::from_fn(|i| self.bins[i].get()),
             faults: std::array::from_fn(|i| self.faults[i].get()),
         }
@@ -161,8 +164,12 @@ impl QueueStats {
 
     /// Starts again from 0. Counts of a burst that runs meanwhile may survive or vanish.
     pub fn reset(&self) {
-        let QueueStats { packets, bytes, kicks, kicks_suppressed, bins, faults } = self;
-        [packets, bytes, kicks, kicks_suppressed].into_iter().chain(bins).chain(faults).for_each(Counter::reset);
+        let QueueStats { packets, bytes, kicks, kicks_suppressed, slow_frees, bins, faults } = self;
+        [packets, bytes, kicks, kicks_suppressed, slow_frees]
+            .into_iter()
+            .chain(bins)
+            .chain(faults)
+            .for_each(Counter::reset);
     }
 }
 
@@ -177,6 +184,8 @@ pub struct Stats {
     pub kicks: u64,
     /// See [`QueueStats::kicks_suppressed`].
     pub kicks_suppressed: u64,
+    /// See [`QueueStats::slow_frees`].
+    pub slow_frees: u64,
     /// See [`QueueStats::bins`].
     pub bins: [u64; 8],
     /// See [`QueueStats::faults`].
@@ -202,6 +211,7 @@ impl Stats {
         self.bytes += other.bytes;
         self.kicks += other.kicks;
         self.kicks_suppressed += other.kicks_suppressed;
+        self.slow_frees += other.slow_frees;
         for (sum, n) in self.bins.iter_mut().zip(other.bins) {
             *sum += n;
         }

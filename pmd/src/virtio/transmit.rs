@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::ring::{DriverRing, oldest_first};
 use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, HEADER_LEN_LEGACY, HEADER_LEN_MAX};
-use crate::mbuf::{Mbuf, Segment};
+use crate::mbuf::{Mbuf, Segment, Staged};
 use crate::mem::{Arena, MemError, Span, view};
 use crate::port::{Fault, QueueStats};
 use crate::shared::View;
@@ -58,7 +58,7 @@ pub struct VirtioTx<R> {
     params: TxParams,
     side: Side,
     /// The packet behind each id, and its descriptors.
-    mbufs: Box<[Option<Mbuf>]>,
+    mbufs: Box<[Staged]>,
     chains: Box<[Chain]>,
     /// Free descriptors. Wide, like all counters that change per packet, see `VirtioRx`.
     room: u32,
@@ -76,7 +76,7 @@ impl<R: DriverRing> VirtioTx<R> {
             ring,
             params: TxParams { limit, ..params },
             side: Side::new(arena, size)?,
-            mbufs: (0..size).map(|_| None).collect(),
+            mbufs: (0..size).map(|_| Staged::EMPTY).collect(),
             chains: vec![Chain::default(); size.into()].into(),
             room: limit.into(),
         })
@@ -109,15 +109,17 @@ impl<R: DriverRing> VirtioTx<R> {
         Chain { len: slots, last }
     }
 
-    /// The packet behind the next completion, if there is one.
+    /// The packet behind the next completion; nothing if there is none.
     #[inline(always)]
-    fn take(&mut self) -> Option<Mbuf> {
+    fn take(&mut self) -> Staged {
         let (id, _) = self.ring.pop(0, |id| descs(&self.chains, id));
-        let mbuf = self.mbufs.get_mut(id as usize)?.take()?;
+        let Some(mbuf) = self.mbufs.get_mut(id as usize).map(std::mem::take).filter(Staged::is_full) else {
+            return Staged::EMPTY;
+        };
         let chain = std::mem::take(&mut self.chains[id as usize]);
         self.ring.reclaim(id as u16, chain.last, chain.len);
         self.room += u32::from(chain.len);
-        Some(mbuf)
+        mbuf
     }
 }
 
@@ -168,7 +170,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
         };
         self.room -= u32::from(chain.len);
         self.chains[usize::from(id)] = chain;
-        self.mbufs[usize::from(id)] = Some(mbuf);
+        self.mbufs[usize::from(id)] = Staged::new(mbuf);
         self.ring.push(id);
     }
 
@@ -202,7 +204,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
     #[inline]
     fn reap(&mut self, stats: &QueueStats) -> usize {
         let mut freed = 0;
-        let mut group: [Option<Mbuf>; FREE_GROUP] = [const { None }; FREE_GROUP];
+        let mut group = [const { Staged::EMPTY }; FREE_GROUP];
         // At most once round the ring, however fast the device is.
         let mut limit = self.ring.size();
         while limit > 0 {
@@ -219,12 +221,16 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
             let group = &mut group[..usize::from(ready)];
             for out in &mut *group {
                 *out = self.take();
-                match out {
-                    Some(_) => freed += 1,
-                    None => stats.fault(Fault::BadId),
+                if out.is_full() {
+                    freed += 1;
+                } else {
+                    stats.fault(Fault::BadId);
                 }
             }
-            Mbuf::free_bulk(group.iter_mut().filter_map(Option::take));
+            let slowly = Staged::free_bulk(group);
+            if slowly > 0 {
+                stats.slow_frees.add(slowly as u64);
+            }
             limit -= ready;
         }
         freed
