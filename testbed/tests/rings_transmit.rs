@@ -71,3 +71,20 @@ fn indirect_tables_save_descriptors() {
     assert_eq!(full(feature::VERSION_1 | feature::INDIRECT_DESC), 64);
     assert_eq!(full(feature::VERSION_1), 8);
 }
+
+#[test]
+fn sent_mbufs_go_home_together_and_those_that_cannot_are_counted() {
+    for features in transmit_features() {
+        let mut pair = Pair::new(Direction::FromGuest, &Setup::new(features).ring(64, 64)).unwrap();
+        let mut received = Burst::new(64);
+        let mut slow = 0;
+        for segments in [1, 1, 2, 1, 3, 1, 1] {
+            assert_eq!(send_one(&mut pair, segments, &mut received), (1, 1), "{pair}");
+            slow += u64::from(segments > 1);
+        }
+        assert_eq!(pair.sender.queue.reap(), 7, "{pair}");
+        assert_eq!(pair.sender.stats().slow_frees, slow, "{pair}");
+        received.free();
+        assert_eq!(pair.stop(), 0);
+    }
+}
