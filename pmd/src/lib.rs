@@ -30,7 +30,7 @@
 //!
 //! # Files that may hold `unsafe`
 //!
-//! `shared.rs` (typed views of shared memory), `mem.rs` (maps files), `mempool/mod.rs` and `mempool/cache.rs` (hand out addresses),
+//! `shared.rs` (typed views of shared memory), `mem.rs` (maps files), `mempool/mod.rs` with its tests and `mempool/cache.rs` (hand out addresses),
 //! `mbuf/*` (own headers by address), `sys.rs` (thin wrappers over libc), and `virtio/spec.rs` (marks layouts as shareable). The
 //! workspace denies it everywhere else.
 #[cfg(not(loom))]
@@ -45,6 +45,9 @@ pub mod mempool;
 pub mod path;
 #[cfg(not(loom))]
 pub mod port;
+#[cfg(loom)]
+#[path = "mbuf/refcnt.rs"]
+pub mod refcnt;
 #[cfg(loom)]
 #[path = "mempool/ring.rs"]
 pub mod ring;

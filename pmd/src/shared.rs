@@ -4,6 +4,9 @@
 //! bit pattern is valid. Everything another *thread* can take away in mid-life sits in a [`Baton`].
 #![expect(unsafe_code, reason = "the one place that turns raw shared memory into typed atomics")]
 
+#[cfg(all(test, loom))]
+mod models;
+
 #[cfg(loom)]
 pub use loom::{
     cell::UnsafeCell,

@@ -1,5 +1,9 @@
 //! An mbuf's reference count: its handle, and every indirect mbuf attached to its data room.
 
+#[cfg(all(test, loom))]
+#[path = "refcnt/models.rs"]
+mod models;
+
 use crate::shared::{AtomicU16, Ordering, fence};
 
 /// Most references: far below the counter's end, so that threads racing past the limit cannot wrap it.
@@ -56,7 +60,7 @@ impl Refcnt {
     }
 
     /// Makes the count wrong.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub fn corrupt(&self, count: u16) {
         self.0.store(count, Ordering::Relaxed);
     }

@@ -16,6 +16,10 @@ use std::{
     thread::yield_now,
 };
 
+#[cfg(all(test, loom))]
+#[path = "ring/models.rs"]
+mod models;
+
 /// Who may call one side of a ring at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sync {
@@ -81,6 +85,10 @@ impl Ring {
     /// Puts `count` objects, the i-th being `object(i)`: all of them, or none if they do not fit.
     #[inline]
     pub fn put(&self, count: usize, object: impl Fn(usize) -> *mut u8) -> bool {
+        if count == 0 {
+            // It has no turn of its own: publishing it could take back what another thread published meanwhile.
+            return true;
+        }
         let Some(head) = reserve(&self.put, &self.get.tail, self.capacity, count, self.put_sync) else { return false };
         for i in 0..count {
             // Relaxed: published by the Release store of the tail in `publish`.
@@ -93,6 +101,10 @@ impl Ring {
     /// Takes `count` objects, passing the i-th to `sink(i, object)`: all of them, or none if there are not as many.
     #[inline]
     pub fn get(&self, count: usize, mut sink: impl FnMut(usize, *mut u8)) -> bool {
+        if count == 0 {
+            // As in `put`.
+            return true;
+        }
         let Some(head) = reserve(&self.get, &self.put.tail, 0, count, self.get_sync) else { return false };
         for i in 0..count {
             // Relaxed: `reserve` acquired the putter's tail, which was stored after this slot.
@@ -107,7 +119,7 @@ impl Ring {
 #[inline]
 fn reserve(side: &Cursor, other: &AtomicU32, lead: u32, count: usize, sync: Sync) -> Option<u32> {
     let n = u32::try_from(count).ok()?;
-    // Acquire pairs with the AcqRel below: whoever moved the head to this value had seen the other tail at least where it
+    // Acquire pairs with the Release below: whoever moved the head to this value had seen the other tail at least where it
     // covers it, so our load of that tail cannot be older.
     let mut head = side.head.load(Ordering::Acquire);
     loop {
@@ -121,7 +133,7 @@ fn reserve(side: &Cursor, other: &AtomicU32, lead: u32, count: usize, sync: Sync
             side.head.store(next, Ordering::Release);
             return Some(head);
         }
-        match side.head.compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Acquire) {
+        match side.head.compare_exchange_weak(head, next, Ordering::Release, Ordering::Acquire) {
             Ok(_) => return Some(head),
             Err(now) => head = now,
         }
