@@ -7,6 +7,8 @@
 
 mod cache;
 pub mod ring;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::mem::MaybeUninit;
