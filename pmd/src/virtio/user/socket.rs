@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
@@ -45,8 +45,17 @@ pub(super) fn accept(path: &Path, timeout: Duration) -> Result<(UnixStream, List
         ErrorKind::WouldBlock => UserError::NoPeer { path: path.to_owned(), timeout },
         _ => UserError::io(path, "waiting for a backend", source),
     };
-    listener.socket.set_read_timeout(Some(timeout)).map_err(failed)?;
-    let (stream, _) = listener.socket.accept().map_err(failed)?;
+    let deadline = Instant::now() + timeout;
+    let (stream, _) = loop {
+        // The read time-out is what limits accept(), and each try has what is left; 0 would mean no limit.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        listener.socket.set_read_timeout(Some(left)).map_err(failed)?;
+        match listener.socket.accept() {
+            // A signal, or a backend that was gone before it was ours, ends the try and not the wait.
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+            accepted => break accepted.map_err(failed)?,
+        }
+    };
     Ok((stream.into(), listener))
 }
 
