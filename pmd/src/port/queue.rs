@@ -235,3 +235,35 @@ fn sum<'a>(queues: impl Iterator<Item = &'a Arc<QueueStats>>) -> Stats {
     }
     sum
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue that receives one packet a burst, in words.
+    struct One;
+
+    impl RxBurst for One {
+        fn rx_burst(&mut self, _: &mut Burst) -> usize {
+            1
+        }
+
+        fn pending(&mut self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn a_burst_does_not_wait_for_the_lock_on_the_paths_name() {
+        let slots = Slots::new("tested", 1, 0);
+        slots.swap_rx(0, Some(("one", Box::new(One)))).unwrap();
+        let mut handle = slots.rx_handle(0).unwrap();
+        let (done, finished) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let path = slots.rx[0].path.lock().unwrap();
+            scope.spawn(move || done.send(handle.rx_burst(&mut Burst::new(1))).unwrap());
+            assert_eq!(finished.recv_timeout(Duration::from_secs(60)), Ok(1));
+            drop(path);
+        });
+    }
+}

@@ -79,6 +79,25 @@ fn threads_with_and_without_a_cache_share_a_pool() {
 }
 
 #[test]
+fn objects_come_and_go_while_the_list_of_pools_is_locked() {
+    let pool = Mempool::new(&config(100, 16), |_, _| ()).unwrap();
+    let (ledger, (done, finished)) = (Ledger::new(&pool), channel());
+    std::thread::scope(|scope| {
+        let registry = Registry::lock();
+        scope.spawn(|| {
+            churn(&pool, &ledger, 1, 200);
+            // Its end takes the lock, and waits for it.
+            let _worker = Worker::enter().unwrap();
+            churn(&pool, &ledger, 1, 2000);
+            done.send(()).unwrap();
+        });
+        finished.recv_timeout(std::time::Duration::from_secs(60)).expect("the packet path waits for the lock");
+        drop(registry);
+    });
+    audit(&pool);
+}
+
+#[test]
 fn one_thread_gets_and_another_puts() {
     for (put_sync, get_sync) in [(SINGLE, SINGLE), (RingSync::Multi, SINGLE), (SINGLE, RingSync::Multi)] {
         for cache_size in [0, 16] {
