@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use pmd::mem::Arena;
 use pmd::virtio::ring::Layout;
+use pmd::virtio::spec::{feature, status};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -27,6 +28,10 @@ pub use driver::Driver;
 const VERSION: u32 = 1;
 const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;
+/// `REPLY_ACK`, `INFLIGHT_SHMFD`, `RESET_DEVICE`, `CONFIGURE_MEM_SLOTS` and `STATUS`.
+const PROTOCOL: u64 = 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
+/// The status of a driver that is ready (virtio 1.3, 3.1.1).
+const READY: u8 = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK;
 /// Bytes of a header.
 const HEADER_LEN: usize = 12;
 /// "There is no descriptor" in `SET_VRING_KICK` and `SET_VRING_CALL`.
@@ -88,6 +93,34 @@ impl Frontend {
             served.as_ref().is_some_and(|frontend| frontend.try_ask(FrontendReq::GET_FEATURES, &[]).is_some())
         });
         served.filter(|_| came).expect("a backend that serves us")
+    }
+
+    /// As [`connect`](Self::connect); then agrees on all of the protocol that this module speaks.
+    ///
+    /// # Panics
+    /// If the backend does not.
+    #[must_use]
+    pub fn agree(path: &Path) -> Self {
+        let frontend = Self::connect(path);
+        let _ = frontend.ask_u64(FrontendReq::GET_PROTOCOL_FEATURES);
+        assert!(frontend.tell_u64(FrontendReq::SET_PROTOCOL_FEATURES, PROTOCOL));
+        frontend
+    }
+
+    /// Sets the rings of `driver` up, from zero, and says that it is ready.
+    ///
+    /// # Panics
+    /// If a request is refused.
+    pub fn begin(&self, driver: &Driver) {
+        assert!(self.tell_u64(FrontendReq::SET_FEATURES, driver.features | feature::PROTOCOL_FEATURES));
+        for (vring, layout) in (0..).zip(&driver.layouts) {
+            assert!(self.tell_ring(FrontendReq::SET_VRING_NUM, vring, driver.size.into()));
+            assert!(self.tell_ring(FrontendReq::SET_VRING_BASE, vring, driver.fresh_base()));
+            assert!(self.place(vring, layout));
+            assert!(self.notify_by(FrontendReq::SET_VRING_KICK, vring, None));
+            assert!(self.tell_ring(FrontendReq::SET_VRING_ENABLE, vring, 1));
+        }
+        assert!(self.tell_u64(FrontendReq::SET_STATUS, READY.into()));
     }
 
     fn send(&self, request: FrontendReq, flags: u32, body: &[u8], descriptors: &[BorrowedFd<'_>]) -> Option<()> {

@@ -17,6 +17,7 @@ use pmd::mbuf::{MbufPool, MbufPoolConfig};
 use pmd::mem::{Arena, Pages};
 use pmd::port::{Port, PortError};
 use pmd::virtio::port::{VirtioConfig, VirtioPort};
+use pmd::virtio::spec::feature;
 use pmd::virtio::user;
 
 pub use echo::Echo;
@@ -80,6 +81,17 @@ impl Shape {
     pub fn all() -> [Self; 8] {
         let bit = |n: usize, bit: usize| n & 1 << bit != 0;
         std::array::from_fn(|n| Self { packed: bit(n, 2), in_order: bit(n, 1), mergeable: bit(n, 0), ..Self::PLAIN })
+    }
+
+    /// What a driver of this shape asks for.
+    #[must_use]
+    pub fn features(self) -> u64 {
+        let bit = |on: bool, bit: u64| if on { bit } else { 0 };
+        feature::VERSION_1
+            | feature::INDIRECT_DESC
+            | bit(self.packed, feature::RING_PACKED)
+            | bit(self.in_order, feature::IN_ORDER)
+            | bit(self.mergeable, feature::MRG_RXBUF)
     }
 
     /// The longest frame that one receive buffer of the default size holds, or several together.

@@ -71,16 +71,10 @@ fn kill_and_begin(region: bool, bases: &[u32]) {
     let _turn = turn();
     let _worker = Worker::enter().unwrap();
     for shape in Shape::all() {
-        let bit = |on: bool, bit: u64| if on { bit } else { 0 };
-        let features = feature::VERSION_1
-            | feature::INDIRECT_DESC
-            | bit(shape.packed, feature::RING_PACKED)
-            | bit(shape.in_order, feature::IN_ORDER)
-            | bit(shape.mergeable, feature::MRG_RXBUF);
         // Few enough that the backend never drops a frame for want of a buffer, however long they are.
         let window = if shape.mergeable { 40 } else { 200 };
         let (dir, memory) = (TempDir::new().unwrap(), Memory::new(MBUFS));
-        let driver = Driver::new(features, SIZE, &memory, Stream::new(13, 0, 60..=shape.frame_max()));
+        let driver = Driver::new(shape.features(), SIZE, &memory, Stream::new(13, 0, 60..=shape.frame_max()));
         let mut guest = Guest { socket: dir.as_path().join("s"), memory, driver, region: None };
         let state = ["--state-dir", &dir.as_path().display().to_string()];
         let arguments = if region { &[][..] } else { &state };

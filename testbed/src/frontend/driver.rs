@@ -34,6 +34,8 @@ pub struct Driver {
     pub layouts: [Layout; 2],
     /// The features that the rings are made for.
     pub features: u64,
+    /// Descriptors of each.
+    pub size: u16,
     rx: Box<dyn RxBurst>,
     tx: Box<dyn TxBurst>,
     pool: MbufPool,
@@ -76,6 +78,7 @@ impl Driver {
         Self {
             layouts,
             features,
+            size,
             rx,
             tx: tx.expect("room beside a ring"),
             pool: memory.pool.clone(),

@@ -50,7 +50,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Takes the handles of all queue pairs of `port`. Pair `n` sends `stream` under id `n`, and expects it back with `macs`.
+    /// Takes the handles of all queue pairs of `port`. Pair `n` sends `stream` under its id plus `n`, and expects it back with `macs`.
     ///
     /// # Errors
     /// [`PortError::HandleOut`] if a handle is out.
@@ -70,7 +70,7 @@ impl Exchange {
         macs: Macs,
     ) -> Result<Self, PortError> {
         let lane = |queue: u16| {
-            let stream = stream.with_id(queue.into());
+            let stream = stream.with_id(stream.id() + u32::from(queue));
             Ok(Lane {
                 rx: port.rx(queue)?,
                 tx: port.tx(queue)?,
