@@ -212,7 +212,7 @@ fn a_thousand_backends_that_come_and_go_repeat_and_leave_nothing() {
         *lost += traffic.write_off();
         if n % 125 == 124 {
             assert!(traffic.run(20, WINDOW), "{n}: {:?}", traffic.reports());
-            let report = traffic.reports()[0].clone();
+            let report = traffic.reports()[0];
             let wrong = report.duplicate + report.late + report.corrupt + report.foreign;
             assert!(wrong == 0 && report.missing <= *lost && *lost <= 125 * WINDOW, "{lost} lost: {report}");
             traffic.let_go();

@@ -91,10 +91,11 @@ fn kill_and_begin(region: bool, bases: &[u32]) {
             drop(process);
             process = backend();
             frontend = guest.begin(*base);
-            let lost = guest.driver.write_off(Duration::from_millis(50));
+            let lost = guest.driver.write_off(BURST, Duration::from_millis(20));
             assert!(lost <= BURST, "{shape:?}: {lost} frames are gone; {}", guest.driver.report());
         }
         assert!(guest.driver.run(500, window, |_| {}), "{shape:?}: {}", guest.driver.report());
+        guest.driver.write_off(0, Duration::ZERO);
         let report = guest.driver.report();
         let wrong = report.duplicate + report.late + report.corrupt + report.foreign;
         assert_eq!((wrong, report.good + report.missing), (0, guest.driver.made()), "{shape:?}: {report}");

@@ -104,9 +104,43 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
             call: config.call,
             position,
         };
+        ring.give_back();
         // Until it is armed.
         ring.disarm();
         Ok(ring)
+    }
+
+    /// Completes, empty, what an earlier process was completing when it was killed: used descriptors behind one that is still
+    /// available, for that is written last. The driver has seen none of them; but it would, as soon as it saw the first, while we
+    /// would wait for them to be made available. What was in those buffers is lost, which is less than a burst.
+    fn give_back(&mut self) {
+        let slot = self.used.slot();
+        let first = self.load(slot, Ordering::Acquire);
+        if !first.is_avail(self.used) {
+            return;
+        }
+        let (id, descs) = if first.flags & DESC_F_NEXT == 0 { (first.id, 1) } else { self.measure(slot) };
+        let mut pos = self.used.advance(descs, self.size);
+        let mut left = self.size - descs;
+        let behind = pos;
+        // What is written over does not tell how long its chain was: drivers make all chains of a receive ring alike.
+        while left >= descs {
+            let meta = self.load(pos.slot(), Ordering::Relaxed);
+            if !meta.is_used(pos) {
+                break;
+            }
+            self.write_used(pos, meta.id, 0);
+            pos = pos.advance(descs, self.size);
+            left -= descs;
+        }
+        if pos == behind {
+            return;
+        }
+        if let Some(record) = &self.record {
+            record.leave(half(self.used), half(pos));
+        }
+        self.write_used(self.used, id, 0);
+        (self.avail, self.used) = (pos, pos);
     }
 
     #[inline(always)]

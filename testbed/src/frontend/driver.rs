@@ -13,7 +13,7 @@ use pmd::virtio::spec::{feature, header_len};
 use pmd::virtio::transmit::TxParams;
 
 use crate::frame::{FrameCheck, FrameGen, Macs, Report, Stream};
-use crate::ports::Memory;
+use crate::ports::{Memory, wait_until};
 use crate::rings::{PACKED_BASE, bytes_of, packet};
 
 /// Packets at a time.
@@ -149,18 +149,24 @@ impl Driver {
         }
     }
 
-    /// Receives until nothing has come for `still`, and takes all that the ring has taken and that has not come back for lost;
-    /// returns how many frames those are.
-    pub fn write_off(&mut self, still: Duration) -> u64 {
+    /// Receives until no more than `most` frames are under way, or that takes too long, and then until nothing has come for `still`;
+    /// takes what has not come back for lost, and returns how many frames those are.
+    pub fn write_off(&mut self, most: u64, still: Duration) -> u64 {
+        wait_until(|| self.round(0) == 0 && self.under_way() <= most);
         let mut still_since = Instant::now();
         while still_since.elapsed() < still {
             if self.round(0) > 0 {
                 still_since = Instant::now();
             }
         }
-        let lost = (self.made() - self.going.len() as u64).saturating_sub(self.returned + self.lost);
+        let lost = self.under_way();
         self.lost += lost;
         lost
+    }
+
+    /// Frames that the ring has taken and that have not come back.
+    fn under_way(&self) -> u64 {
+        (self.made() - self.going.len() as u64).saturating_sub(self.returned + self.lost)
     }
 
     /// What came back.
