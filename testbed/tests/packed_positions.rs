@@ -105,3 +105,30 @@ fn a_base_outside_the_ring_is_survived() {
         device.queue.rx_burst(&mut Burst::new(8));
     }
 }
+
+#[test]
+fn what_a_killed_device_was_completing_is_given_back_empty() {
+    for features in Direction::ToGuest.packed_sets() {
+        for unfinished in 1..5 {
+            let setup = Setup::new(features).ring(16, 16);
+            let (guest, host) = (Guest::new(&setup).unwrap(), host_pool());
+            let (mut rx, raw) = (guest.driver_rx().unwrap(), guest.raw_packed().unwrap());
+            let mut received = Burst::new(16);
+            // All but the first one, which would have come last.
+            for slot in 1..=unfinished {
+                raw.complete(PackedPos::new(slot, true), raw.described(slot).1.id, 500);
+            }
+            let mut device = guest.device_to_guest_at(PACKED_BASE, &Position::default()).unwrap();
+            assert_eq!(rx.queue.rx_burst(&mut received), 0);
+            assert_eq!(rx.stats().faults.iter().sum::<u64>(), u64::from(unfinished) + 1, "each buffer came back");
+            for i in 0..3 * setup.size {
+                let frame = vec![i as u8; 60];
+                let mut burst = Burst::new(1);
+                burst.push(packet(&host, &frame, 60).unwrap()).unwrap();
+                assert_eq!(device.queue.tx_burst(&mut burst), 1, "{unfinished} unfinished, frame {i}");
+                assert_eq!(rx.queue.rx_burst(&mut received), 1, "{unfinished} unfinished, frame {i}");
+                assert_eq!(bytes_of(&received.take_front(1).next().unwrap()), Some(frame));
+            }
+        }
+    }
+}
