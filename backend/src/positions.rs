@@ -14,6 +14,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,6 +61,8 @@ impl Positions {
         };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
+        // Nobody else may lock it; nor may somebody who can write in the directory have us truncate another file.
+        options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = options.open(&path).map_err(failed("opening it"))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             Errno::WOULDBLOCK => failed("locking it")(io::Error::other("another process is using it")),
@@ -216,6 +219,7 @@ fn check(desc: u64, size: u16) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use vmm_sys_util::tempdir::TempDir;
 
@@ -269,6 +273,20 @@ mod tests {
         // As many rings as before, or nothing is known.
         let other = Positions::open(dir.as_path(), Path::new(SOCKET), 2).unwrap();
         assert_eq!(other.record(0).unwrap().find(1, 2), None);
+    }
+
+    #[test]
+    fn the_file_is_ours_alone_and_a_link_is_not_followed() {
+        let dir = TempDir::new().unwrap();
+        drop(open(&dir).unwrap());
+        assert_eq!(fs::metadata(file(&dir)).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::remove_file(file(&dir)).unwrap();
+        let other = dir.as_path().join("other");
+        fs::write(&other, "of somebody else").unwrap();
+        symlink(&other, file(&dir)).unwrap();
+        let error = open(&dir).unwrap_err().to_string();
+        assert!(error.contains("opening it failed"), "{error}");
+        assert_eq!(fs::read(&other).unwrap(), b"of somebody else");
     }
 
     #[test]
