@@ -350,8 +350,12 @@ impl Device for VhostDevice {
             (Some(_), None) => {}
         }
         let mut state = self.shared.lock();
-        let Some(ring) = state.rings.get_mut(usize::from(vring)) else { return Ok(()) };
-        ring.config = Some(config);
+        let Some(ring) = state.rings.get(usize::from(vring)) else { return Ok(()) };
+        if ring.running.is_some() {
+            // A worker did not let go of it when it was to stop: it must not go on in the memory of then.
+            state.park(vring).map_err(|source| Error::Port(Box::new(source)))?;
+        }
+        state.rings[usize::from(vring)].config = Some(config);
         state.apply(vring, self.shared.config.port).map_err(|source| {
             // Not running, so it will not be stopped: let go of its memory now.
             state.rings[usize::from(vring)].config = None;
