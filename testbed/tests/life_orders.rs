@@ -217,7 +217,7 @@ fn a_queue_pair_runs_whatever_the_order_it_is_set_up_in_and_whatever_is_done_to_
         }
         prop_assert!(driver.run(40, WINDOW, |_| {}), "{:?}", driver.report());
         let report = driver.report();
-        prop_assert_eq!((report.good, report.missing), (driver.made(), 0));
+        prop_assert_eq!((report.good, report.missing), (driver.made(), 0), "{:?}", report);
         for vring in [0, 1] {
             let _ = session.frontend.base(vring);
         }

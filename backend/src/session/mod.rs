@@ -171,7 +171,8 @@ impl Session {
             config.record = Some(Record::Region(record));
         }
         self.device.queue_start(config)?;
-        (self.rings[index].running, self.rings[index].ran) = (true, true);
+        let ring = &mut self.rings[index];
+        (ring.running, ring.ran, ring.began) = (true, true, ring.position);
         Ok(())
     }
 

@@ -158,7 +158,13 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> VhostResult<()> {
-        Ok(self.change(index, |ring| ring.position = base)?)
+        let running = self.rings[self.place(index)?].running;
+        Ok(self.change(index, |ring| {
+            // It comes late, after all that a ring needs to run: if the ring has moved since, it knows better.
+            if !running || ring.position == ring.began {
+                ring.position = base;
+            }
+        })?)
     }
 
     fn get_vring_base(&mut self, index: u32) -> VhostResult<VhostUserVringState> {
