@@ -207,6 +207,26 @@ fn get_vring_base_ends_a_ring_until_it_is_set_up_again() {
 }
 
 #[test]
+fn a_base_that_comes_after_a_ring_has_moved_does_not_take_it_back() {
+    let server = Server::new();
+    let (client, _guest) = set_up(&server, FEATURES, P_REPLY_ACK);
+    assert!(client.place_ring(0, 256, 0));
+    assert!(client.tell_ring(SET_VRING_BASE, 0, 100));
+    assert!(client.no_descriptor(SET_VRING_KICK, 0));
+    assert!(client.tell_ring(SET_VRING_ENABLE, 0, 1));
+    server.device.news();
+    assert!(client.tell_ring(SET_VRING_BASE, 0, 100));
+    assert_eq!(server.device.news(), [Entry::Stop(0), Entry::Start(0, 256, 100 + PROGRESS)]);
+    // A ring that was taken back begins wherever the front-end says.
+    assert_eq!(client.base(0), 100 + 2 * PROGRESS);
+    assert!(client.place_ring(0, 256, 0));
+    assert!(client.tell_ring(SET_VRING_BASE, 0, 7));
+    server.device.news();
+    assert!(client.no_descriptor(SET_VRING_KICK, 0));
+    assert_eq!(server.device.news(), [Entry::Start(0, 256, 7), Entry::Link(true)]);
+}
+
+#[test]
 fn disabling_pauses_a_ring_and_resets_stop_all() {
     let server = Server::new();
     let (client, guest) = set_up(&server, FEATURES, P_ALL & !P_STATUS);

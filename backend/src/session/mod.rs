@@ -172,7 +172,8 @@ impl Session {
         }
         self.device.queue_start(config)?;
         let ring = &mut self.rings[index];
-        (ring.running, ring.ran, ring.began) = (true, true, ring.position);
+        (ring.running, ring.ran) = (true, true);
+        ring.began.get_or_insert(ring.position);
         Ok(())
     }
 
@@ -194,6 +195,7 @@ impl Session {
             ring.kick = Kick::Unknown;
             ring.call = None;
             ring.addresses = None;
+            ring.began = None;
         })?;
         let place = self.place(index)?;
         self.device.forget(place as u16);

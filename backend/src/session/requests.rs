@@ -160,9 +160,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_base(&mut self, index: u32, base: u32) -> VhostResult<()> {
         let running = self.rings[self.place(index)?].running;
         Ok(self.change(index, |ring| {
-            // It comes late, after all that a ring needs to run: if the ring has moved since, it knows better.
-            if !running || ring.position == ring.began {
-                ring.position = base;
+            // It may come late, after all that a ring needs to run: a ring that has moved by then knows better.
+            if !running || ring.began == Some(ring.position) {
+                (ring.position, ring.began) = (base, None);
             }
         })?)
     }

@@ -30,8 +30,8 @@ pub(super) struct Ring {
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<Addresses>,
     pub(super) position: u32,
-    /// Its position when it was last started.
-    pub(super) began: u32,
+    /// Its position when it first ran since it was set up.
+    pub(super) began: Option<u32>,
     pub(super) kick: Kick,
     pub(super) call: Option<Arc<Notifier>>,
     pub(super) enabled: bool,
