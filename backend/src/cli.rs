@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use pmd::fwd::{Address, Options, exit_code, mac, next_port_number, parse, run};
+use pmd::fwd::{Address, Options, exit_code, mac, next_port_number, parse, start};
 use pmd::mem::Arena;
 use pmd::port::Port;
 
 use crate::control::{Control, Mode};
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
 
-const PORT_HELP: &str = "Port, as vhost-user:PATH[,queues=N][,client]; repeatable: 0 and 1, 2 and 3 and so on forward to \
-    each other, an odd last one to itself";
+const PORT_HELP: &str = "Port, as vhost-user:PATH[,KEY]...; repeatable: 0 and 1, 2 and 3 and so on forward to each other, an \
+    odd last one to itself. Keys: queues=N pairs (1; 1 to 128), client (connect to a front-end that listens at PATH)";
 
 /// The path options are the driver's: here every path follows from the features that a guest has chosen.
 #[derive(Parser)]
@@ -42,23 +42,22 @@ fn no_path(_: &str) -> Result<String, &'static str> {
 /// `twinring-backend`: parses `args` (program name first), serves the ports and runs until told to end.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match parse::<Cli>(args) {
-        Ok(cli) => exit_code("twinring-backend", &serve(&cli)),
+        Ok(cli) => serve(&cli),
         Err(code) => code,
     }
 }
 
-fn serve(cli: &Cli) -> anyhow::Result<()> {
-    let control = Control::new()?;
-    run(&cli.options, &|address, _: &[Arc<Arena>]| open(address, &control, cli.state_dir.as_ref()))
+fn serve(cli: &Cli) -> ExitCode {
+    match Control::new() {
+        Ok(control) => start("twinring-backend", "vhost-user", &cli.options, &|address, _: &[Arc<Arena>]| {
+            open(address, &control, cli.state_dir.as_ref())
+        }),
+        Err(error) => exit_code("twinring-backend", &Err(error.into())),
+    }
 }
 
 /// Opens the port of an address that the backend serves. It comes back not yet configured.
 fn open(address: &Address, control: &Control, state_dir: Option<&PathBuf>) -> anyhow::Result<Box<dyn Port>> {
-    anyhow::ensure!(
-        address.scheme() == "vhost-user",
-        "address {address}: a {} port is driven by twinring-fwd; serve vhost-user:PATH here",
-        address.scheme()
-    );
     let port = next_port_number();
     let config = VhostUserConfig {
         address: address.to_string(),

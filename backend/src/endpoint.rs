@@ -1,5 +1,6 @@
 //! One device's socket: who is connected, and when to try again.
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -220,5 +221,9 @@ fn watch(epoll: &Epoll, what: ControlOperation, fd: RawFd, events: EventSet, tok
 }
 
 fn connect_error(path: &Path, source: Errno) -> Error {
+    let is_no_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| !file.file_type().is_socket());
+    if source == Errno::CONNREFUSED && is_no_socket(path) {
+        return Error::SocketNotASocket { path: path.to_owned() };
+    }
     Error::Socket { path: path.to_owned(), step: "connecting", source: source.into() }
 }

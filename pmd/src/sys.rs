@@ -76,19 +76,19 @@ fn descriptor_limits() -> io::Result<libc::rlimit> {
     Ok(limits)
 }
 
-/// Ctrl-C's, and the one that asks politely.
-const SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+/// Ctrl-C's, the one that asks politely, and that of a terminal which is closed.
+const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// Where the signal handler writes to.
 static NOTIFY: AtomicI32 = AtomicI32::new(-1);
 
-/// The signals that ask a process to end, Ctrl-C's SIGINT and SIGTERM, as something a thread can wait for.
+/// The signals that ask a process to end, Ctrl-C's SIGINT, SIGTERM and SIGHUP, as something a thread can wait for.
 pub struct Termination {
     pipe: PipeReader,
 }
 
 impl Termination {
-    /// Catches both signals, for good: whichever thread they hit, [`wait`](Self::wait) sees them. They do not hit the calling
+    /// Catches these signals, for good: whichever thread they hit, [`wait`](Self::wait) sees them. They do not hit the calling
     /// thread and those it starts from now on, so none of its calls is interrupted. A second call takes them over from the
     /// first.
     ///
@@ -123,7 +123,7 @@ impl Termination {
     }
 }
 
-/// Blocks or unblocks both signals in the calling thread.
+/// Blocks or unblocks these signals in the calling thread.
 fn mask(how: libc::c_int) -> io::Result<()> {
     let mut signals = MaybeUninit::uninit();
     // SAFETY: `sigemptyset` initialises the set before anything else looks at it; the numbers are valid signals; the old mask is

@@ -58,11 +58,11 @@ fn a_usage_error_is_one_sentence_and_exit_code_2() {
         ),
         (
             &[port[0], port[1], "--burst", "513"],
-            "error: invalid value '513' for '--burst <N>': 513 is not in 1..=512; see --help",
+            "error: invalid value '513' for '--burst <N>': write a whole number, 1 to 512; see --help",
         ),
         (
             &[port[0], port[1], "--frame", "59"],
-            "error: invalid value '59' for '--frame <BYTES>': 59 is not in 60..=9000; see --help",
+            "error: invalid value '59' for '--frame <BYTES>': write a whole number, 60 to 9000; see --help",
         ),
         (
             &[port[0], port[1], "--cpus", "1-"],
@@ -70,7 +70,7 @@ fn a_usage_error_is_one_sentence_and_exit_code_2() {
         ),
         (
             &[port[0], port[1], "--seconds", "x"],
-            "error: invalid value 'x' for '--seconds <N>': invalid digit found in string; see --help",
+            "error: invalid value 'x' for '--seconds <N>': write a whole number, 0 to 4294967295; see --help",
         ),
         (
             &[port[0], port[1], "--control", "--json"],
@@ -79,6 +79,18 @@ fn a_usage_error_is_one_sentence_and_exit_code_2() {
         (
             &["--port", "virtio-user:s,queues=129"],
             "error: invalid value 'virtio-user:s,queues=129' for '--port <ADDRESS>': address virtio-user:s,queues=129: queues=129 is not possible; write queues=1..=128; see --help",
+        ),
+        (
+            &["--port", "vhost-user:s"],
+            "twinring-fwd: address vhost-user:s: a vhost-user port is served by twinring-backend; drive virtio-user:PATH here",
+        ),
+        (
+            &[port[0], port[1], port[0], port[1]],
+            "twinring-fwd: address virtio-user:s: two ports have this path; give each its own",
+        ),
+        (
+            &[port[0], port[1], "--cpus", "0,0"],
+            "twinring-fwd: --cpus: CPU 0 is named twice; a worker needs one of its own",
         ),
         (&[port[0], port[1], "--warp"], "error: unexpected argument '--warp' found; see --help"),
     ] {
@@ -103,10 +115,6 @@ fn what_cannot_be_opened_is_one_sentence_and_exit_code_1() {
         (
             "virtio-user:s,size=100".into(),
             "port virtio-user:s,size=100: ring size 100 is not a power of two; use 64 or 128".into(),
-        ),
-        (
-            "vhost-user:s".into(),
-            "address vhost-user:s: a vhost-user port is served by twinring-backend; drive virtio-user:PATH here".into(),
         ),
     ] {
         let output = fwd(&["--port", &address]).output().unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use pmd::fwd::parse;
+use pmd::fwd::{parse, without_descriptors};
 
 use self::options::{CompareOptions, LoopOptions};
 use crate::pair::{self, BACKEND_ROLE, Cell, GUEST_ROLE, Interrupt, Outcome, PairError, Plan, SAMPLES};
@@ -104,7 +104,7 @@ struct Run {
 
 impl Run {
     fn fails(&self, code: u8, sentence: &dyn fmt::Display) -> ExitCode {
-        eprintln!("{}: {sentence}", self.name);
+        eprintln!("{}: {}", self.name, without_descriptors(sentence.to_string()));
         ExitCode::from(code)
     }
 

@@ -1,6 +1,7 @@
 //! The command line that both binaries share: options, ports and memory, how a process ends.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -17,7 +18,8 @@ use super::{
 use crate::mbuf::{HEADROOM, MbufPool, MbufPoolConfig, ROOM_DEFAULT};
 use crate::mem::{Arena, Pages};
 use crate::port::Port;
-use crate::sys::raise_descriptors_max;
+use crate::sys::{cpus_allowed, descriptors_max, raise_descriptors_max};
+use crate::virtio::paths::{RX_PATHS, TX_PATHS};
 
 /// Opens the port of an address; what devices are to reach lies in the arenas. The port comes back not yet configured.
 pub type Opener<'a> = &'a dyn Fn(&Address, &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>>;
@@ -26,11 +28,15 @@ pub type Opener<'a> = &'a dyn Fn(&Address, &[Arc<Arena>]) -> anyhow::Result<Box<
 const DESCRIPTOR_BYTES: usize = 256;
 /// Bytes of arena for each queue, for what is rounded up to whole pages.
 const QUEUE_BYTES: usize = 64 << 10;
+/// The exit code after a usage error.
+const USAGE: u8 = 2;
 /// Highest CPU number that can be named.
 const CPU_MAX: usize = 1023;
 
-const PORT_HELP: &str = "Port, as virtio-user:PATH[,queues=N][,size=N][,in_order][,event_idx][,mrg][,server]; repeatable: \
-    0 and 1, 2 and 3 and so on forward to each other, an odd last one to itself";
+const PORT_HELP: &str = "Port, as virtio-user:PATH[,KEY]...; repeatable: 0 and 1, 2 and 3 and so on forward to each other, an \
+    odd last one to itself. Keys: queues=N pairs (1; 1 to 128), size=N descriptors a ring (1024; 2 to 32768), packed rings, \
+    in_order use of buffers, mrg (a frame may fill several buffers), event_idx (kicks by index), server (listen at PATH for the \
+    backend, up to 10 s)";
 
 /// What can be said on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,16 +54,16 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub tx_path: Option<String>,
     /// Most packets at a time, 1 to 512
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=512))]
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true, value_parser = whole(1_u16, 512))]
     pub burst: u16,
     /// Length of generated frames, 60 to 9000 bytes without FCS
-    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=9000))]
+    #[arg(long, value_name = "BYTES", default_value_t = 64, allow_negative_numbers = true, value_parser = whole(60_u16, 9000))]
     pub frame: u16,
     /// CPUs to run on, one worker each, like 0,2-3 (default: one worker, wherever the kernel puts it)
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
-    /// Seconds to run (0: until Ctrl-C)
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32))]
+    /// Seconds to run, up to 4294967295 (0: until Ctrl-C)
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = whole(0_u32, u32::MAX))]
     pub seconds: u32,
     /// Print the final statistics as one line of JSON, and nothing else
     #[arg(long)]
@@ -68,6 +74,66 @@ pub struct Options {
     /// Take commands from standard input, and answer each with one line of JSON
     #[arg(long, hide = true, conflicts_with_all = ["engine", "seconds", "json"])]
     pub control: bool,
+}
+
+/// Takes whole numbers from `min` to `max`.
+pub fn whole<N>(min: N, max: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync + 'static
+where
+    N: FromStr + PartialOrd + fmt::Display + Copy + Send + Sync + 'static,
+{
+    move |text: &str| {
+        let number = text.parse().ok().filter(|n| (min..=max).contains(n));
+        number.ok_or_else(|| format!("write a whole number, {min} to {max}"))
+    }
+}
+
+impl Options {
+    /// Checks what can be known before anything is opened: the ports are of `scheme`, no two at one path, and the CPUs can be had.
+    ///
+    /// # Errors
+    /// What is wrong, in one sentence.
+    pub fn check(&self, scheme: &str) -> Result<(), String> {
+        for (i, address) in self.ports.iter().enumerate() {
+            if address.scheme() != scheme {
+                let (done, here) = match scheme {
+                    "virtio-user" => ("served by twinring-backend", "drive"),
+                    _ => ("driven by twinring-fwd", "serve"),
+                };
+                let other = address.scheme();
+                return Err(format!("address {address}: a {other} port is {done}; {here} {scheme}:PATH here"));
+            }
+            if self.ports[..i].iter().any(|other| other.path() == address.path()) {
+                return Err(format!("address {address}: two ports have this path; give each its own"));
+            }
+        }
+        let cpus = self.cpus.clone().unwrap_or_default().0;
+        let allowed = cpus_allowed().map_err(|error| format!("cannot find out which CPUs there are: {error}"))?;
+        for (i, cpu) in cpus.iter().enumerate() {
+            if cpus[..i].contains(cpu) {
+                return Err(format!("--cpus: CPU {cpu} is named twice; a worker needs one of its own"));
+            }
+            if !allowed.contains(cpu) {
+                let allowed = allowed.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+                return Err(format!("--cpus: CPU {cpu} cannot be used; those that can are {allowed}"));
+            }
+        }
+        named("--rx-path", self.rx_path.as_ref(), RX_PATHS.iter().map(|row| row.name))?;
+        named("--tx-path", self.tx_path.as_ref(), TX_PATHS.iter().map(|row| row.name))
+    }
+}
+
+/// Checks that `option`, if it is there, names one of `known`.
+///
+/// # Errors
+/// A sentence with the names there are.
+pub fn named<'a>(option: &str, name: Option<&String>, known: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let known: Vec<_> = known.collect();
+    match name {
+        Some(name) if !known.contains(&name.as_str()) => {
+            Err(format!("{option}: no path is called {name}; there are {}", known.join(", ")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A list of CPU numbers, like `0,2-3`.
@@ -104,8 +170,19 @@ struct Cli {
 /// `twinring-fwd`: parses `args` (program name first), opens the ports with `opener` and runs until told to end.
 pub fn main(args: impl IntoIterator<Item = OsString>, opener: Opener<'_>) -> ExitCode {
     match parse::<Cli>(args) {
-        Ok(cli) => exit_code("twinring-fwd", &run(&cli.options, opener)),
+        Ok(cli) => start("twinring-fwd", "virtio-user", &cli.options, opener),
         Err(code) => code,
+    }
+}
+
+/// Checks the options of `program`, whose ports are of `scheme`, and runs; the exit code.
+pub fn start(program: &str, scheme: &str, options: &Options, opener: Opener<'_>) -> ExitCode {
+    match options.check(scheme) {
+        Ok(()) => exit_code(program, &run(options, opener)),
+        Err(sentence) => {
+            eprintln!("{program}: {sentence}");
+            ExitCode::from(USAGE)
+        }
     }
 }
 
@@ -123,7 +200,7 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P, E
         let first = text.split("\n\n").next().unwrap_or_default();
         let sentence = first.split_whitespace().collect::<Vec<_>>().join(" ");
         eprintln!("{sentence}; see --help");
-        ExitCode::from(2)
+        ExitCode::from(USAGE)
     })
 }
 
@@ -147,7 +224,19 @@ pub(super) fn sentence(error: &anyhow::Error) -> String {
             text += &cause;
         }
     }
-    text
+    without_descriptors(text)
+}
+
+/// A process without descriptors fails in whatever it tries, and the remedy is always the same.
+#[must_use]
+pub fn without_descriptors(text: String) -> String {
+    let said = std::io::Error::from_raw_os_error(libc::EMFILE).to_string();
+    let Some(at) = text.find(&said) else { return text };
+    let limit = descriptors_max().map_or_else(|_| "a few".to_owned(), |limit| limit.to_string());
+    let what = &text[..at + said.len()];
+    format!(
+        "{what}; this process may have {limit} file descriptors (ulimit -n): raise that, or use fewer ports or queues"
+    )
 }
 
 /// Lets events go to standard error, from level `info` on or as `RUST_LOG` says.

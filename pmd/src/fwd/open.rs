@@ -16,13 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Opens the port of an address that a driver is to drive; it may reach `arenas`. The port comes back not yet configured.
 ///
 /// # Errors
-/// One sentence: a scheme that another program serves, or why the device cannot be had.
+/// One sentence: why the device cannot be had.
 pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn Port>> {
-    anyhow::ensure!(
-        address.scheme() == "virtio-user",
-        "address {address}: a {} port is served by twinring-backend; drive virtio-user:PATH here",
-        address.scheme()
-    );
     let port = next_port_number();
     let config = VirtioConfig {
         address: address.to_string(),
@@ -38,6 +33,9 @@ pub fn open(address: &Address, arenas: &[Arc<Arena>]) -> anyhow::Result<Box<dyn 
         mac: mac(port),
         timeout: TIMEOUT,
     };
+    if config.mode == Mode::Server {
+        tracing::info!("{address}: listening for a backend, up to {} s", TIMEOUT.as_secs());
+    }
     Ok(Box::new(VirtioPort::open(config, arenas)?))
 }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::cli::sentence;
 use super::{Engine, FinalReport, Forwarder, FwdStats, Pages, PortState};
 use crate::sys::Termination;
+use crate::virtio::user::remove_sockets;
 
 /// Longest command, in bytes.
 const LINE_MAX: u64 = 256;
@@ -56,7 +57,7 @@ impl Events {
     }
 }
 
-/// SIGINT and SIGTERM, which from now on come as events. Until somebody takes those, a signal ends the process at once, and so
+/// SIGINT, SIGTERM and SIGHUP, which from now on come as events. Until somebody takes those, a signal ends the process at once, and so
 /// does a second one later.
 pub(super) struct Signals {
     taker: Arc<OnceLock<SyncSender<Event>>>,
@@ -73,6 +74,7 @@ impl Signals {
                 let waited = termination.wait().is_ok();
                 let sent = told.get().is_some_and(|taker: &SyncSender<_>| taker.send(Event::Terminate).is_ok());
                 if !(waited && first && sent) {
+                    remove_sockets();
                     process::exit(INTERRUPTED);
                 }
                 first = false;

@@ -25,6 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::error::UserError;
 use self::extra::Extra;
 use self::socket::Listener;
+pub use self::socket::remove_sockets;
 use self::watchdog::Watchdog;
 use super::spec::{feature, queue_pairs_max, status};
 use crate::mem::Arena;

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use pmd::fwd::{named, whole};
 use pmd::sys::cpus_allowed;
+use pmd::virtio::paths::{RX_PATHS, TX_PATHS};
 
 use crate::compare::{self, Ends};
 use crate::pair::{Cell, Cpus, Guest, Host, Plan, Ring, Simd, Traffic};
@@ -23,10 +25,10 @@ pub(super) struct LoopOptions {
     pub(super) cells: CellOptions,
     /// Queue pairs, 1 to 128 each; all are polled by one CPU a side
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,3",
-        value_parser = clap::value_parser!(u16).range(1..=128))]
+        allow_negative_numbers = true, value_parser = whole(1_u16, 128))]
     queues: Vec<u16>,
     /// How long each cell is measured, 0.01 to 3600
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", allow_negative_numbers = true, value_parser = duration)]
     seconds: Duration,
     /// Who drives the rings
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "twinring")]
@@ -46,13 +48,13 @@ pub(super) struct CompareOptions {
     pub(super) cells: CellOptions,
     /// Queue pairs, 1 to 16 each, for DPDK counts no more; all are polled by one CPU a side
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(VHOST_QUEUES_MAX)))]
+        allow_negative_numbers = true, value_parser = whole(1_u16, VHOST_QUEUES_MAX))]
     queues: Vec<u16>,
     /// How long each cell is measured in each round, 0.01 to 3600
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = duration)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", allow_negative_numbers = true, value_parser = duration)]
     seconds: Duration,
     /// How often each cell is measured with each pair of ends, 1 to 99
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=99))]
+    #[arg(long, value_name = "N", default_value_t = 7, allow_negative_numbers = true, value_parser = whole(1_u16, 99))]
     pub(super) rounds: u16,
     /// Also the pairs of which one end is ours and the other one DPDK's
     #[arg(long)]
@@ -85,13 +87,13 @@ pub(super) struct CellOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none")]
     simd: Vec<Simd>,
     /// Length of a frame, 60 to 9000 bytes without FCS
-    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=9000))]
+    #[arg(long, value_name = "BYTES", default_value_t = 64, allow_negative_numbers = true, value_parser = whole(60_u16, 9000))]
     frame: u16,
     /// Most packets at a time, 1 to 512
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=512))]
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true, value_parser = whole(1_u16, 512))]
     burst: u16,
     /// Descriptors a ring: a power of two, 64 to 32768
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = ring_size)]
+    #[arg(long, value_name = "N", default_value_t = 1024, allow_negative_numbers = true, value_parser = ring_size)]
     ring_size: u16,
     /// The CPUs on which host and guest poll (default: 0,1, or the first two there are)
     #[arg(long, value_name = "HOST,GUEST", value_parser = cpus)]
@@ -198,6 +200,8 @@ impl CellOptions {
     }
 
     fn plan(&self, duration: Duration) -> Result<Plan, String> {
+        named("--rx-path", self.rx_path.as_ref(), RX_PATHS.iter().map(|row| row.name))?;
+        named("--tx-path", self.tx_path.as_ref(), TX_PATHS.iter().map(|row| row.name))?;
         let program = std::env::current_exe().map_err(|error| format!("cannot find this program's file: {error}"))?;
         Ok(Plan {
             program,

@@ -22,7 +22,7 @@ pub enum PairError {
         source: io::Error,
     },
     /// A process could not be started.
-    #[error("the {side} could not be started: {source}; end other processes, or raise the limit (ulimit -u)")]
+    #[error("the {side} could not be started: {source}; end other processes, or raise the limit on them (ulimit -u)")]
     Start {
         /// Which end.
         side: Side,

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
@@ -68,6 +69,25 @@ pub(super) fn is_connected(stream: &UnixStream) -> bool {
     }
 }
 
+/// The files of all sockets at which this process listens, and their identities.
+static LISTENING: Mutex<Vec<(PathBuf, (u64, u64))>> = Mutex::new(Vec::new());
+
+/// Removes the files of all sockets at which this process listens: for one that ends without unwinding.
+pub fn remove_sockets() {
+    let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+    for (path, file) in listening.drain(..) {
+        remove_own(&path, file);
+    }
+}
+
+/// Removes a socket file of ours. Whoever replaced it keeps theirs; one that cannot be removed is found stale, and removed, by the
+/// next server.
+fn remove_own(path: &Path, file: (u64, u64)) {
+    if identity(path).is_ok_and(|now| now == file) {
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// A listening socket, whose file goes with it. It lives as long as the connection, so that nobody takes the path meanwhile.
 pub(super) struct Listener {
     socket: Socket,
@@ -88,6 +108,7 @@ impl Listener {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
         socket.bind(&address).map_err(failed)?;
         let file = identity(path).map_err(failed)?;
+        LISTENING.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), file));
         let listener = Self { socket, path: path.to_owned(), file };
         listener.socket.listen(1).map_err(failed)?;
         Ok(listener)
@@ -110,11 +131,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Whoever replaced our file keeps theirs.
-        if identity(&self.path).is_ok_and(|file| file == self.file) {
-            // A file that cannot be removed is found stale, and removed, by the next server.
-            let _ = fs::remove_file(&self.path);
-        }
+        remove_own(&self.path, self.file);
+        let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+        listening.retain(|(path, _)| *path != self.path);
     }
 }
 
