@@ -106,6 +106,8 @@ fn ignore(path: &Path) {
 
 /// The socket's path as the name of a file: percent signs and slashes are written as in an address of the web.
 fn file_name(socket: &Path) -> PathBuf {
+    // However it is written, and from wherever.
+    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
     let mut name = socket.to_string_lossy().replace('%', "%25").replace('/', "%2F");
     while name.len() > NAME_MAX {
         // The end tells more.

@@ -4,12 +4,13 @@ mod options;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use pmd::fwd::{parse, without_descriptors};
+use pmd::fwd::{complain, parse, without_descriptors};
 
 use self::options::{CompareOptions, LoopOptions};
 use crate::pair::{self, BACKEND_ROLE, Cell, GUEST_ROLE, Interrupt, Outcome, PairError, Plan, SAMPLES};
@@ -86,7 +87,7 @@ fn run_compare(options: &CompareOptions, command: &str) -> ExitCode {
     };
     let (cells, ends) = (options.cells(), options.ends());
     let schedule = compare::schedule(&cells, ends, options.rounds);
-    eprintln!("{}", compare::announcement(cells.len(), ends.len(), options.rounds, &schedule, &plan));
+    complain(&compare::announcement(cells.len(), ends.len(), options.rounds, &schedule, &plan));
     run.measure(&schedule, &plan, |outcomes| {
         let series = compare::gather(outcomes);
         let text = || table::compare::render(&series) + &table::compare::conditions(&series, &plan, dpdk, command);
@@ -104,7 +105,7 @@ struct Run {
 
 impl Run {
     fn fails(&self, code: u8, sentence: &dyn fmt::Display) -> ExitCode {
-        eprintln!("{}: {}", self.name, without_descriptors(sentence.to_string()));
+        complain(&format!("{}: {}", self.name, without_descriptors(sentence.to_string())));
         ExitCode::from(code)
     }
 
@@ -117,10 +118,13 @@ impl Run {
         let (outcomes, failure) = self.outcomes(cells, plan, &interrupt);
         let mut advice = outcomes.iter().flat_map(|outcome| &outcome.pages).filter_map(|pages| pages.advice.as_ref());
         if let Some(advice) = advice.next_back() {
-            eprintln!("{advice}");
+            complain(advice);
         }
         if !self.json || failure.is_none() {
-            print!("{}", show(&outcomes));
+            let written = std::io::stdout().write_all(show(&outcomes).as_bytes());
+            if let Err(error) = written {
+                return self.fails(FAILURE, &format!("standard output cannot be written ({error}); send it elsewhere"));
+            }
         }
         match failure {
             Some((cell, error)) => {
@@ -152,8 +156,9 @@ impl Run {
             bar.set_message(cell.to_string());
             match pair::run(cell, plan, interrupt) {
                 Ok(outcome) => {
-                    if let Some(problem) = &outcome.problem {
-                        bar.suspend(|| eprintln!("{}: {cell}: {problem}", self.name));
+                    let lost = outcome.account.lost_all();
+                    for problem in outcome.problem.iter().chain(&lost) {
+                        bar.suspend(|| complain(&format!("{}: {cell}: {problem}", self.name)));
                     }
                     outcomes.push(outcome);
                     bar.inc(1);

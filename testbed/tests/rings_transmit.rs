@@ -88,3 +88,24 @@ fn sent_mbufs_go_home_together_and_those_that_cannot_are_counted() {
         assert_eq!(pair.stop(), 0);
     }
 }
+
+#[test]
+fn a_packet_never_takes_an_indirect_table_longer_than_the_ring() {
+    for features in transmit_features() {
+        for size in [2, 4, 8] {
+            let mut pair = Pair::new(Direction::FromGuest, &Setup::new(features).ring(size, size)).unwrap();
+            let mut received = Burst::new(8);
+            for segments in 1..=9 {
+                let moved = send_one(&mut pair, segments, &mut received);
+                // Sent and received, or dropped and counted by the sender; never refused by the device.
+                assert_eq!(moved.0, 1, "{pair}, {segments} segments");
+                received.free();
+            }
+            let (sent, received) = (pair.sender.stats(), pair.receiver.stats());
+            assert_eq!(sent.packets, received.packets, "{pair}, ring of {size}");
+            assert_eq!(sent.packets + sent.fault(Fault::ManySegments), 9, "{pair}, ring of {size}");
+            assert_eq!(received.faults, [0; 14], "{pair}, ring of {size}");
+            assert_eq!(pair.stop(), 0);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -180,7 +180,7 @@ pub fn start(program: &str, scheme: &str, options: &Options, opener: Opener<'_>)
     match options.check(scheme) {
         Ok(()) => exit_code(program, &run(options, opener)),
         Err(sentence) => {
-            eprintln!("{program}: {sentence}");
+            complain(&format!("{program}: {sentence}"));
             ExitCode::from(USAGE)
         }
     }
@@ -199,9 +199,14 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P, E
         // clap goes on with usage and hints in further paragraphs.
         let first = text.split("\n\n").next().unwrap_or_default();
         let sentence = first.split_whitespace().collect::<Vec<_>>().join(" ");
-        eprintln!("{sentence}; see --help");
+        complain(&format!("{sentence}; see --help"));
         ExitCode::from(USAGE)
     })
+}
+
+/// Says a sentence on standard error. If nobody is there to hear it, that is no reason to end.
+pub fn complain(sentence: &str) {
+    let _ = writeln!(std::io::stderr(), "{sentence}");
 }
 
 /// The exit code of a run; an error is said in one sentence on standard error.
@@ -209,7 +214,7 @@ pub fn exit_code(program: &str, result: &anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {}", sentence(error));
+            complain(&format!("{program}: {}", sentence(error)));
             ExitCode::FAILURE
         }
     }
@@ -318,13 +323,13 @@ fn open(options: &Options, opener: Opener<'_>) -> anyhow::Result<Forwarder> {
     let forwarder = Forwarder::new(ports, &config)?;
     // Not before, so that a failure is all that is said.
     if let Some(advice) = advice {
-        eprintln!("{advice}");
+        complain(&advice);
     }
     if cache_size < 2 * burst {
-        eprintln!(
+        complain(&format!(
             "burst {burst}: a mempool cache of {cache_size}, the largest, holds less than two bursts, so that every burst pays for the shared ring; bursts of up to {} do not",
             cache_size / 2
-        );
+        ));
     }
     Ok(forwarder)
 }

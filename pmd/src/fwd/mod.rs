@@ -23,7 +23,9 @@ mod steer;
 mod worker;
 
 pub use address::{Address, AddressError};
-pub use cli::{CpuList, Opener, Options, exit_code, main, named, parse, run, start, whole, without_descriptors};
+pub use cli::{
+    CpuList, Opener, Options, complain, exit_code, main, named, parse, run, start, whole, without_descriptors,
+};
 pub use error::ForwardError;
 pub use forwarder::{ForwardConfig, Forwarder};
 pub use generate::{FRAME_MAX, FRAME_MIN};

@@ -146,7 +146,9 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
     #[inline(always)]
     fn slots(&self, mbuf: &Mbuf) -> u16 {
         let segments = mbuf.nb_segs();
-        if mbuf.can_push(self.params.header_len.into()) || self.params.indirect && usize::from(segments) < TABLE {
+        // A table must not be longer than the ring (2.7.5.3.1).
+        let table = TABLE.min(self.ring.size().into());
+        if mbuf.can_push(self.params.header_len.into()) || self.params.indirect && usize::from(segments) < table {
             1
         } else {
             segments.saturating_add(1)

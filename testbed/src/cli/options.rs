@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use pmd::fwd::{named, whole};
+use pmd::fwd::{complain, named, whole};
 use pmd::sys::cpus_allowed;
 use pmd::virtio::paths::{RX_PATHS, TX_PATHS};
 
@@ -225,7 +225,7 @@ impl CellOptions {
             return Err(format!("--cpus: CPU {cpu} cannot be used; those that can are {}", list(&allowed)));
         }
         if cpus.host == cpus.guest {
-            eprintln!("host and guest share CPU {}: rates are far below what a CPU each gives", cpus.host);
+            complain(&format!("host and guest share CPU {}: rates are far below what a CPU each gives", cpus.host));
         }
         Ok(cpus)
     }

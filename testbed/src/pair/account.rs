@@ -25,6 +25,21 @@ pub(super) struct Station<'a> {
 }
 
 impl Account {
+    /// What became of the frames, if none arrived: a rate of 0 does not tell.
+    #[must_use]
+    pub fn lost_all(&self) -> Option<String> {
+        if self.received > 0 || self.dropped.is_empty() {
+            return None;
+        }
+        let reasons = self.dropped.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>();
+        let hint = if self.dropped.keys().any(|reason| reason.ends_with("_long")) {
+            "; only mergeable buffers hold such frames: use --mergeable on, or a shorter --frame"
+        } else {
+            ""
+        };
+        Some(format!("no frame arrived, all were dropped: {}{hint}", reasons.join(", ")))
+    }
+
     /// The account of a cell: frames started at `source`; `freed` is how many it took out of circulation at the end.
     pub(super) fn new(cell: &Cell, source: &Station<'_>, sink: &Station<'_>, freed: u64) -> Self {
         let mut account = Self {
