@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_not_there_is_named() {
-        let error = Positions::open(Path::new("/nonexistent"), Path::new("s"), 2).unwrap_err();
-        assert!(error.to_string().starts_with("/nonexistent/s: opening it failed: "), "{error}");
+        let error = Positions::open(Path::new("/nonexistent"), Path::new("/s"), 2).unwrap_err();
+        assert!(error.to_string().starts_with("/nonexistent/%2Fs: opening it failed: "), "{error}");
     }
 }
