@@ -10,8 +10,6 @@ use crate::port::Fault;
 use crate::shared::{Circle, View};
 
 /// A split ring. With `IN_ORDER`, descriptors are used round and round, and the n-th completion is the n-th chain (2.7.9).
-///
-/// Counters that change per packet are [`Wide`].
 pub struct SplitRing<const IN_ORDER: bool> {
     desc: View<Desc>,
     avail_words: View<AtomicU16>,
