@@ -245,7 +245,8 @@ pub enum Error {
     },
     /// A ring that has no part in the inflight region.
     #[error(
-        "ring {index} of {size} descriptors does not fit into the inflight region for {queues} rings of {entries}; ask          for a larger one by GET_INFLIGHT_FD"
+        "ring {index} of {size} descriptors does not fit into the inflight region for {queues} rings of {entries}; ask \
+         for a larger one by GET_INFLIGHT_FD"
     )]
     InflightRing {
         /// The ring.
@@ -259,7 +260,8 @@ pub enum Error {
     },
     /// An inflight region from another back-end.
     #[error(
-        "ring {index}: the inflight region says that {count} chains are in flight, which only another kind of back-end          leaves; reset the device"
+        "ring {index}: the inflight region says that {count} chains are in flight, which only another kind of back-end \
+         leaves; reset the device"
     )]
     InflightForeign {
         /// The ring.

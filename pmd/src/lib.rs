@@ -30,9 +30,9 @@
 //!
 //! # Files that may hold `unsafe`
 //!
-//! `shared.rs` (typed views of shared memory), `mem.rs` (maps files), `mempool/mod.rs` with its tests and `mempool/cache.rs` (hand out addresses),
-//! `mbuf/*` (own headers by address), `sys.rs` (thin wrappers over libc), and `virtio/spec.rs` (marks layouts as shareable). The
-//! workspace denies it everywhere else.
+//! `shared.rs` (typed views of shared memory), `mem.rs` (maps files), `mempool/mod.rs` with its tests, `mempool/cache.rs` and
+//! `mempool/worker.rs` (hand out addresses, one cache a thread), `mbuf/*` (own headers by address), `sys.rs` (thin wrappers over
+//! libc), and `virtio/spec.rs` (marks layouts as shareable). Lints deny it everywhere else in this crate.
 #[cfg(not(loom))]
 pub mod fwd;
 #[cfg(not(loom))]

@@ -107,18 +107,32 @@ impl Options {
             }
         }
         let cpus = self.cpus.clone().unwrap_or_default().0;
-        let allowed = cpus_allowed().map_err(|error| format!("cannot find out which CPUs there are: {error}"))?;
-        for (i, cpu) in cpus.iter().enumerate() {
-            if cpus[..i].contains(cpu) {
-                return Err(format!("--cpus: CPU {cpu} is named twice; a worker needs one of its own"));
-            }
-            if !allowed.contains(cpu) {
-                let allowed = allowed.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-                return Err(format!("--cpus: CPU {cpu} cannot be used; those that can are {allowed}"));
-            }
+        if let Some((_, cpu)) = cpus.iter().enumerate().find(|(i, cpu)| cpus[..*i].contains(cpu)) {
+            return Err(format!("--cpus: CPU {cpu} is named twice; a worker needs one of its own"));
         }
+        usable(&cpus, &allowed()?)?;
         named("--rx-path", self.rx_path.as_ref(), RX_PATHS.iter().map(|row| row.name))?;
         named("--tx-path", self.tx_path.as_ref(), TX_PATHS.iter().map(|row| row.name))
+    }
+}
+
+/// The CPUs that this process may run on.
+///
+/// # Errors
+/// A sentence with what the kernel says.
+pub fn allowed() -> Result<Vec<usize>, String> {
+    cpus_allowed().map_err(|error| format!("cannot find out which CPUs there are: {error}"))
+}
+
+/// Checks that all of `cpus`, named by `--cpus`, are among those `allowed`.
+///
+/// # Errors
+/// A sentence that names the first one which is not, and those that are.
+pub fn usable(cpus: &[usize], allowed: &[usize]) -> Result<(), String> {
+    let list = || allowed.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+        Some(cpu) => Err(format!("--cpus: CPU {cpu} cannot be used; those that can are {}", list())),
+        None => Ok(()),
     }
 }
 
@@ -259,7 +273,7 @@ fn log_events() {
 ///
 /// # Errors
 /// Whatever kept it from starting, or from ending well.
-pub fn run(options: &Options, opener: Opener<'_>) -> anyhow::Result<()> {
+fn run(options: &Options, opener: Opener<'_>) -> anyhow::Result<()> {
     log_events();
     // Should that not be possible, the port that lacks descriptors says so.
     let _ = raise_descriptors_max();

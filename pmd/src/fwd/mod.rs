@@ -24,7 +24,8 @@ mod worker;
 
 pub use address::{Address, AddressError};
 pub use cli::{
-    CpuList, Opener, Options, complain, exit_code, main, named, parse, run, start, whole, without_descriptors,
+    CpuList, Opener, Options, allowed, complain, exit_code, main, named, parse, start, usable, whole,
+    without_descriptors,
 };
 pub use error::ForwardError;
 pub use forwarder::{ForwardConfig, Forwarder};

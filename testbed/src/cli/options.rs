@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use pmd::fwd::{complain, named, whole};
-use pmd::sys::cpus_allowed;
+use pmd::fwd::{allowed, complain, named, usable, whole};
 use pmd::virtio::paths::{RX_PATHS, TX_PATHS};
 
 use crate::compare::{self, Ends};
@@ -214,16 +213,14 @@ impl CellOptions {
     }
 
     fn choose_cpus(&self) -> Result<Cpus, String> {
-        let allowed = cpus_allowed().map_err(|error| format!("cannot find out which CPUs there are: {error}"))?;
+        let allowed = allowed()?;
         let cpus = match (self.cpus, &allowed[..]) {
             (Some(cpus), _) => cpus,
             (None, [host, guest, ..]) => Cpus { host: *host, guest: *guest },
             (None, [only]) => Cpus { host: *only, guest: *only },
             (None, []) => return Err("there is no CPU to run on".into()),
         };
-        if let Some(cpu) = [cpus.host, cpus.guest].iter().find(|cpu| !allowed.contains(cpu)) {
-            return Err(format!("--cpus: CPU {cpu} cannot be used; those that can are {}", list(&allowed)));
-        }
+        usable(&[cpus.host, cpus.guest], &allowed)?;
         if cpus.host == cpus.guest {
             complain(&format!("host and guest share CPU {}: rates are far below what a CPU each gives", cpus.host));
         }
@@ -234,10 +231,6 @@ impl CellOptions {
 /// Every combination of two lists, the second one running faster.
 fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     a.iter().flat_map(move |a| b.iter().map(move |b| (a, b)))
-}
-
-fn list(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn ring_size(text: &str) -> Result<u16, String> {
