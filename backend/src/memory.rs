@@ -175,7 +175,8 @@ impl GuestMemory {
         let offset = guest_phys_addr - window.guest_phys_addr;
         let len = usize::try_from(u64::from(len).min(window.size - offset)).ok()?;
         let offset = usize::try_from(offset).ok()?;
-        // SAFETY: `offset + len` is at most the region's size, all of which is mapped behind `host` (`map`) while `self` lives.
+        // SAFETY: `offset + len` is at most the region's size, all of which is mapped behind `host` (`map`) while the memory that the
+        // window came from lives, and that is borrowed for `'a`.
         Some(unsafe { SharedBytes::new(window.host.wrapping_add(offset), len) })
     }
 
