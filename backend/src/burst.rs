@@ -1,5 +1,6 @@
 //! The two bursts of the device end: frames out of a guest's transmit ring, and into its receive ring. One copy each.
 
+use std::array::from_fn;
 use std::sync::Arc;
 
 use pmd::mbuf::{Chain, HEADROOM, Mbuf, MbufPool};
@@ -9,7 +10,7 @@ use pmd::virtio::spec::{FRAME_LEN_MIN, HEADER_LEN_LEGACY, HEADER_LEN_MAX, HEADER
 
 use crate::memory::Window;
 use crate::queue::chain::Pieces;
-use crate::queue::{DeviceRing, Head};
+use crate::queue::{DeviceRing, Head, Single};
 
 /// Chains looked at together, so that their data is fetched together.
 const GROUP: usize = 8;
@@ -40,18 +41,28 @@ impl<'a, R: DeviceRing> Walk<'a, R> {
         }
     }
 
-    /// The next chain and, if that is one plain buffer, its bytes.
+    /// The next `N` chains and their bytes, if that many are there, each just one buffer in one piece; else none are taken.
     #[inline(always)]
-    fn next(&mut self, writable: bool) -> Option<(Head, Option<SharedBytes<'a>>)> {
-        let head = self.ring.pop(&mut self.at)?;
-        let bytes = head.plain(self.ring.memory(), writable, &mut self.window);
-        Some((head, bytes))
+    fn next_group<const N: usize>(&mut self, writable: bool) -> Option<([Single; N], [SharedBytes<'a>; N])> {
+        let mut at = self.at;
+        let chains = self.ring.pop_group::<N>(&mut at, writable)?;
+        let bytes = from_fn(|i| chains[i].bytes(self.ring.memory(), &mut self.window));
+        let bytes = all(bytes)?;
+        self.at = at;
+        Some((chains, bytes))
     }
 
     #[inline(always)]
-    fn complete(&mut self, head: &Head, written: usize) {
-        self.ring.complete(&mut self.at, head, written as u32);
+    fn complete_group<const N: usize>(&mut self, chains: &[Single; N], written: [usize; N]) {
+        self.ring.complete_group(&mut self.at, chains, from_fn(|i| written[i] as u32));
     }
+}
+
+/// All `N` of them, or none.
+#[inline(always)]
+fn all<T: Copy, const N: usize>(parts: [Option<T>; N]) -> Option<[T; N]> {
+    let first = parts[0]?;
+    parts.iter().all(Option::is_some).then(|| from_fn(|i| parts[i].unwrap_or(first)))
 }
 
 /// Chains that wait at `at`, at most `max`.
@@ -74,50 +85,66 @@ struct Copier {
     /// Mbufs to copy the next frames into.
     spare: Vec<Mbuf>,
     header_len: usize,
+    /// The longest frame that one mbuf can hold, in bytes.
+    frame_len_max: usize,
     port: u16,
 }
 
 impl<R: DeviceRing> FromGuest<R> {
     /// A queue on `ring` that copies frames into mbufs of `pool`, which will say they came from `port`.
     pub fn new(ring: R, pool: MbufPool, header_len: usize, port: u16, stats: Arc<QueueStats>) -> Self {
-        let copier = Copier { pool, spare: Vec::with_capacity(2 * SPARE), header_len, port };
+        let frame_len_max = usize::from(pool.room() - HEADROOM);
+        let copier = Copier { pool, spare: Vec::with_capacity(2 * SPARE), header_len, frame_len_max, port };
         Self { ring, region: 0, copier, stats }
     }
 }
 
 impl Copier {
-    /// Takes up to `N` chains, copies their frames out, and completes them; how many there were. There are `N` spare mbufs.
+    /// Takes `N` chains, copies their frames out, and completes them, if that many are there, each a frame in one piece that fits
+    /// into one mbuf; else nothing is done, and false. There are `N` spare mbufs, and room for as many in `burst`.
     #[inline(always)]
-    fn take<const N: usize>(
+    fn take_group<'a, const N: usize>(
         &mut self,
-        walk: &mut Walk<'_, impl DeviceRing>,
+        walk: &mut Walk<'a, impl DeviceRing>,
         tally: &mut Tally<'_>,
         burst: &mut Burst,
-    ) -> usize {
-        let chains: [_; N] = std::array::from_fn(|_| {
-            let chain = walk.next(false);
-            if let Some((_, Some(data))) = chain {
-                prefetch(data.as_ptr());
-                prefetch(data.as_ptr().wrapping_add(self.header_len + FRAME_LEN_SHORT));
-            }
-            chain
-        });
-        let mut taken = 0;
-        for (head, data) in chains.iter().flatten() {
-            let copied = match data.and_then(|data| self.copy_out(data)) {
-                Some(mbuf) => Ok(mbuf),
-                None => self.gather(walk.ring, head),
-            };
-            tally.count(copied.map(|mbuf| {
-                let len = mbuf.pkt_len();
-                // Never full: no more chains are taken than the burst has room for.
-                drop(burst.push(mbuf));
-                len
-            }));
-            walk.complete(head, 0);
-            taken += 1;
+    ) -> bool {
+        let start = walk.at;
+        let Some((chains, data)) = walk.next_group::<N>(false) else { return false };
+        for data in &data {
+            prefetch(data.as_ptr());
+            prefetch(data.as_ptr().wrapping_add(self.header_len + FRAME_LEN_SHORT));
         }
-        taken
+        let fits = |frame: &SharedBytes<'_>| (FRAME_LEN_MIN..=self.frame_len_max).contains(&frame.len());
+        let frame =
+            |data: SharedBytes<'a>| data.sub(self.header_len, data.len().checked_sub(self.header_len)?).filter(fits);
+        let Some(frames) = all::<_, N>(from_fn(|i| frame(data[i]))) else {
+            walk.at = start;
+            return false;
+        };
+        for frame in frames {
+            let Some(mut mbuf) = self.spare.pop() else { break };
+            mbuf.receive(HEADROOM, self.port, frame.len() as u16);
+            frame.copy_to(mbuf.data());
+            tally.count(Ok(frame.len()));
+            // Never full: no more chains are taken than the burst has room for.
+            drop(burst.push(mbuf));
+        }
+        walk.complete_group(&chains, [0; N]);
+        true
+    }
+
+    /// Takes one chain of any shape, copies its frame out, and completes it; false if there is none.
+    #[cold]
+    fn take_odd(&mut self, walk: &mut Walk<'_, impl DeviceRing>, tally: &mut Tally<'_>, burst: &mut Burst) -> bool {
+        let Some(head) = walk.ring.pop(&mut walk.at) else { return false };
+        tally.count(self.gather(walk.ring, &head).map(|mbuf| {
+            let len = mbuf.pkt_len();
+            drop(burst.push(mbuf));
+            len
+        }));
+        walk.ring.complete(&mut walk.at, &head, 0);
+        true
     }
 
     /// Whether there are `needed` spare mbufs by now.
@@ -131,17 +158,6 @@ impl Copier {
     fn restock(&mut self, needed: usize) -> bool {
         self.pool.raw_alloc_bulk(&mut self.spare, SPARE).is_ok()
             || self.pool.raw_alloc_bulk(&mut self.spare, needed).is_ok()
-    }
-
-    /// The frame of a chain that is one piece, if it is a frame and fits into one mbuf.
-    #[inline(always)]
-    fn copy_out(&mut self, data: SharedBytes<'_>) -> Option<Mbuf> {
-        let frame = data.sub(self.header_len, data.len().checked_sub(self.header_len)?)?;
-        let fits = |mbuf: &mut Mbuf| (FRAME_LEN_MIN..=usize::from(mbuf.buf_len() - HEADROOM)).contains(&frame.len());
-        let mut mbuf = self.spare.pop_if(fits)?;
-        mbuf.receive(HEADROOM, self.port, frame.len() as u16);
-        frame.copy_to(mbuf.data());
-        Some(mbuf)
     }
 
     /// The frame of a chain of any shape: the header may end anywhere in it, and the frame may need several mbufs.
@@ -236,19 +252,24 @@ impl<R: DeviceRing + 'static> RxBurst for FromGuest<R> {
     fn rx_burst(&mut self, burst: &mut Burst) -> usize {
         let Some(mut walk) = Walk::begin(&self.ring, self.region, &self.stats) else { return 0 };
         let mut tally = Tally::new(&self.stats);
-        while burst.room() > 0 {
-            let (asked, taken) = if burst.room() >= GROUP && self.copier.has(GROUP) {
-                (GROUP, self.copier.take::<GROUP>(&mut walk, &mut tally, burst))
-            } else if self.copier.has(1) {
-                (1, self.copier.take::<1>(&mut walk, &mut tally, burst))
-            } else {
-                if waiting(walk.ring, walk.at, 1) > 0 {
-                    self.stats.fault(Fault::NoMbuf);
+        let copier = &mut self.copier;
+        'burst: while burst.room() > 0 {
+            if burst.room() >= GROUP && copier.has(GROUP) && copier.take_group::<GROUP>(&mut walk, &mut tally, burst) {
+                continue;
+            }
+            // The last few, or some that are not plain: one by one.
+            for _ in 0..burst.room().min(GROUP) {
+                if !copier.has(1) {
+                    if waiting(walk.ring, walk.at, 1) > 0 {
+                        self.stats.fault(Fault::NoMbuf);
+                    }
+                    break 'burst;
                 }
-                break;
-            };
-            if taken < asked {
-                break;
+                if !copier.take_group::<1>(&mut walk, &mut tally, burst)
+                    && !copier.take_odd(&mut walk, &mut tally, burst)
+                {
+                    break 'burst;
+                }
             }
         }
         let packets = tally.settle();
@@ -305,26 +326,26 @@ impl<R: DeviceRing, const MERGEABLE: bool> ToGuest<R, MERGEABLE> {
     #[inline(always)]
     fn put_group<const N: usize>(&self, walk: &mut Walk<'_, R>, mbufs: &[Mbuf; N], tally: &mut Tally<'_>) -> bool {
         let start = walk.at;
-        let rooms: [_; N] = std::array::from_fn(|i| {
-            let (head, room) = walk.next(true)?;
-            let (room, len) = (room?, self.header_len + mbufs[i].data_len());
+        let Some((chains, rooms)) = walk.next_group::<N>(true) else { return false };
+        let lens = from_fn(|i| self.header_len + mbufs[i].data_len());
+        for (room, len) in rooms.iter().zip(lens) {
             // The guest has read both lines since we wrote them last.
             prefetch_write(room.as_ptr());
             prefetch_write(room.as_ptr().wrapping_add(len - 1));
-            (mbufs[i].nb_segs() == 1 && len <= room.len()).then_some((head, room))
-        });
-        if rooms.iter().any(Option::is_none) {
+        }
+        let fits = rooms.iter().zip(lens).all(|(room, len)| len <= room.len());
+        if !fits || mbufs.iter().any(|mbuf| mbuf.nb_segs() > 1) {
             walk.at = start;
             return false;
         }
-        for ((head, room), mbuf) in rooms.iter().flatten().zip(mbufs) {
+        for (room, mbuf) in rooms.iter().zip(mbufs) {
             self.write_header(*room);
             if let Some(body) = room.sub(self.header_len, mbuf.data_len()) {
                 mbuf.data().copy_to(body);
             }
-            walk.complete(head, self.header_len + mbuf.data_len());
             tally.count(Ok(mbuf.data_len()));
         }
+        walk.complete_group(&chains, lens);
         true
     }
 

@@ -176,7 +176,7 @@ impl GuestMemory {
         let len = usize::try_from(u64::from(len).min(window.size - offset)).ok()?;
         let offset = usize::try_from(offset).ok()?;
         // SAFETY: `offset + len` is at most the region's size, all of which is mapped behind `host` (`map`) while the memory that the
-        // window came from lives, and that is borrowed for `'a`.
+        // window came from lives, and that is borrowed for `'a`. Only the window of no region is null, and that holds no address.
         Some(unsafe { SharedBytes::new(window.host.wrapping_add(offset), len) })
     }
 

@@ -24,6 +24,8 @@ use testbed::rings::{Direction, Guest, Pair};
 
 /// Descriptors of the rings.
 const RING: usize = 256;
+/// Chains that the device's bursts take together.
+const GROUP: usize = 8;
 
 /// A device that polls is never kicked.
 struct Mute;
@@ -53,10 +55,10 @@ fn use_up(driver: &mut impl DriverRing, device: &mut impl DeviceRing, buffer: u6
         let mut at = device.begin().expect("an honest driver");
         let memory = device.memory();
         let mut window = memory.window(0);
-        for _ in 0..BURST {
-            let Some(head) = device.pop(&mut at) else { break };
-            black_box(head.plain(memory, false, &mut window));
-            device.complete(&mut at, &head, 0);
+        for _ in 0..BURST / GROUP {
+            let Some(chains) = device.pop_group::<GROUP>(&mut at, false) else { break };
+            black_box::<[_; GROUP]>(std::array::from_fn(|i| chains[i].bytes(memory, &mut window)));
+            device.complete_group(&mut at, &chains, [0; GROUP]);
         }
         device.flush(at);
     }

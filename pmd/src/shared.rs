@@ -128,7 +128,7 @@ mod view {
     /// copy what you decide on. `Copy`, and no larger than a slice.
     #[derive(Clone, Copy, Debug)]
     pub struct SharedBytes<'a> {
-        ptr: *mut u8,
+        ptr: NonNull<u8>,
         len: usize,
         _memory: std::marker::PhantomData<&'a AtomicU8>,
     }
@@ -142,9 +142,11 @@ mod view {
         /// `len` bytes at `ptr`.
         ///
         /// # Safety
-        /// They stay mapped, readable and writable for `'a`, and no Rust reference covers them.
+        /// They stay mapped, readable and writable for `'a`, and no Rust reference covers them. `ptr` is not null.
         #[inline(always)]
         pub unsafe fn new(ptr: *mut u8, len: usize) -> Self {
+            // SAFETY: the caller's contract.
+            let ptr = unsafe { NonNull::new_unchecked(ptr) };
             Self { ptr, len, _memory: std::marker::PhantomData }
         }
 
@@ -166,7 +168,7 @@ mod view {
         #[inline(always)]
         #[must_use]
         pub fn as_ptr(&self) -> *const u8 {
-            self.ptr
+            self.ptr.as_ptr()
         }
 
         /// `len` bytes from `offset`, if they lie inside.
@@ -177,7 +179,7 @@ mod view {
                 return None;
             }
             // SAFETY: inside the range that `new` vouched for.
-            Some(unsafe { Self::new(self.ptr.add(offset), len) })
+            Some(Self { ptr: unsafe { self.ptr.add(offset) }, len, ..*self })
         }
 
         /// Copies the first bytes out, as many as both hold; returns how many.
@@ -185,7 +187,7 @@ mod view {
         pub fn read(&self, out: &mut [u8]) -> usize {
             let n = out.len().min(self.len);
             // SAFETY: both ranges hold `n` bytes; `out` is a Rust reference, which `new` promised not to cover ours.
-            unsafe { copy_bytes(self.ptr, out.as_mut_ptr(), n) };
+            unsafe { copy_bytes(self.as_ptr(), out.as_mut_ptr(), n) };
             n
         }
 
@@ -194,7 +196,7 @@ mod view {
         pub fn write(&self, data: &[u8]) -> usize {
             let n = data.len().min(self.len);
             // SAFETY: as in `read`.
-            unsafe { copy_bytes(data.as_ptr(), self.ptr, n) };
+            unsafe { copy_bytes(data.as_ptr(), self.ptr.as_ptr(), n) };
             n
         }
 
@@ -222,7 +224,7 @@ mod view {
         pub fn copy_to(&self, to: SharedBytes<'_>) -> usize {
             let n = to.len.min(self.len);
             // SAFETY: both ranges hold `n` bytes.
-            unsafe { copy_bytes(self.ptr, to.ptr, n) };
+            unsafe { copy_bytes(self.as_ptr(), to.ptr.as_ptr(), n) };
             n
         }
     }

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use crate::mbuf::Mbuf;
 use crate::port::{Burst, Fault, QueueStats, TxBurst};
 
+/// Packets staged together.
+const STAGE_GROUP: usize = 8;
+
 /// A transmit ring's driver end.
 pub trait TxRing: Send {
     /// Descriptors of the ring.
@@ -64,7 +67,11 @@ impl<R: TxRing> TxQueue<R> {
             bytes += mbuf.pkt_len();
             self.stats.size(mbuf.pkt_len());
         }
-        for mbuf in burst.take_front(packets) {
+        let mut front = burst.take_front(packets);
+        while let Some(group) = front.next_group::<STAGE_GROUP>() {
+            self.ring.stage_group(group);
+        }
+        for mbuf in front {
             self.ring.stage(mbuf);
         }
         (packets, bytes)

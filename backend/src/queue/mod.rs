@@ -35,22 +35,41 @@ pub struct Head {
     pub buffer: Result<Buffer, Fault>,
 }
 
-impl Head {
-    /// The chain's bytes, if it is just one buffer in one piece, and `writable` as it should be. Anything else, false chains
-    /// included, is for [`chain::Pieces`].
+/// The descriptor flags that tell a chain's shape.
+const SHAPE: u16 = DESC_F_NEXT | DESC_F_INDIRECT | DESC_F_WRITE;
+
+/// What those flags are of a chain that is one buffer.
+#[inline(always)]
+const fn shape(writable: bool) -> u16 {
+    if writable { DESC_F_WRITE } else { 0 }
+}
+
+/// A chain that is just one buffer. Anything else, false chains included, is for [`chain::Pieces`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Single {
+    /// Guest-physical address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// What the driver will know it by when it is used.
+    pub id: u16,
+}
+
+impl Single {
+    /// Its bytes, if they are in one piece.
     #[inline(always)]
-    pub fn plain<'a>(
-        &self,
-        memory: &'a GuestMemory,
-        writable: bool,
-        window: &mut Window<'a>,
-    ) -> Option<SharedBytes<'a>> {
+    #[must_use]
+    pub fn bytes<'a>(&self, memory: &'a GuestMemory, window: &mut Window<'a>) -> Option<SharedBytes<'a>> {
+        memory.translate(self.addr, self.len, window).filter(|bytes| bytes.len() == self.len as usize)
+    }
+}
+
+impl Head {
+    /// The chain, if it is just one buffer, `writable` as it should be.
+    #[inline(always)]
+    fn single(&self, writable: bool) -> Option<Single> {
         let Buffer { addr, len, flags, .. } = self.buffer.ok()?;
-        let wanted = if writable { DESC_F_WRITE } else { 0 };
-        if flags & (DESC_F_NEXT | DESC_F_INDIRECT | DESC_F_WRITE) != wanted {
-            return None;
-        }
-        memory.translate(addr, len, window).filter(|bytes| bytes.len() == len as usize)
+        (flags & SHAPE == shape(writable)).then_some(Single { addr, len, id: self.id })
     }
 }
 
@@ -75,9 +94,24 @@ pub trait DeviceRing: Send {
     /// Takes the next chain that the driver has made available; no more in a burst than the ring can hold.
     fn pop(&self, at: &mut Self::Cursor) -> Option<Head>;
 
+    /// Takes the next `N` chains at once, if that many are there, each just one buffer, `writable` as it should be; else none.
+    #[inline(always)]
+    fn pop_group<const N: usize>(&self, at: &mut Self::Cursor, writable: bool) -> Option<[Single; N]> {
+        let mut behind = *at;
+        let mut group = [Single::default(); N];
+        for single in &mut group {
+            *single = self.pop(&mut behind)?.single(writable)?;
+        }
+        *at = behind;
+        Some(group)
+    }
+
     /// Completes a chain, into which `written` bytes were written; in the order in which chains were taken. The driver sees nothing
     /// of it before `flush`.
     fn complete(&self, at: &mut Self::Cursor, head: &Head, written: u32);
+
+    /// Completes chains that were taken as a group, with the bytes that were written into each.
+    fn complete_group<const N: usize>(&self, at: &mut Self::Cursor, group: &[Single; N], written: [u32; N]);
 
     /// Ends a burst: makes completions known and calls the driver if it wants that: whether it did; none if there was nothing to
     /// tell.

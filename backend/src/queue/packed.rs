@@ -11,7 +11,7 @@ use pmd::virtio::event::PackedWish;
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, PackedMeta, PackedPos, feature};
 
 use super::config::{Area, Notifier, Position, QueueConfig};
-use super::{Buffer, DeviceRing, Head};
+use super::{Buffer, DeviceRing, Head, SHAPE, Single, shape};
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::positions::Record;
@@ -62,6 +62,13 @@ fn place(half: u32, size: u16) -> PackedPos {
 /// One half of a vring base.
 fn half(pos: PackedPos) -> u32 {
     u32::from(pos.slot()) | if pos.wrap() { BASE_WRAP } else { 0 }
+}
+
+/// The second word of a used descriptor at `pos`.
+#[inline(always)]
+fn used_meta(pos: PackedPos, id: u16, written: u32) -> u64 {
+    let flags = pos.used_flags() | if written > 0 { DESC_F_WRITE } else { 0 };
+    PackedMeta { len: written, id, flags }.pack()
 }
 
 /// Where an earlier process left this ring, if that is on record.
@@ -166,9 +173,18 @@ impl<const BATCHED: bool> PackedRing<BATCHED> {
     /// Writes a used descriptor. Release: buffers, and the descriptor's own id and length, are visible with its flags (2.8.6).
     #[inline(always)]
     fn write_used(&self, pos: PackedPos, id: u16, written: u32) {
-        let flags = pos.used_flags() | if written > 0 { DESC_F_WRITE } else { 0 };
-        let meta = PackedMeta { len: written, id, flags }.pack();
-        self.desc[usize::from(pos.slot())].meta.store(meta, Ordering::Release);
+        self.desc[usize::from(pos.slot())].meta.store(used_meta(pos, id, written), Ordering::Release);
+    }
+
+    /// Completes what took `descs` descriptors.
+    #[inline(always)]
+    fn put(&self, at: &mut PackedCursor, id: u16, written: u32, descs: u16) {
+        if BATCHED || at.used == self.used {
+            at.first = (id, if BATCHED { 0 } else { written });
+        } else {
+            self.write_used(at.used, id, written);
+        }
+        at.used = at.used.advance(descs, self.size);
     }
 }
 
@@ -202,16 +218,49 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
         Some(head)
     }
 
+    /// Side by side in the ring; a group that crosses the ring's end is taken one by one.
+    #[inline(always)]
+    fn pop_group<const N: usize>(&self, at: &mut PackedCursor, writable: bool) -> Option<[Single; N]> {
+        let descs = self.desc.get(usize::from(at.avail.slot())..)?.first_chunk::<N>()?;
+        // Acquire as in `pop`, in the order in which the driver makes them available.
+        let metas: [_; N] = std::array::from_fn(|i| descs[i].meta.load(Ordering::Acquire));
+        let mask = u64::from(PackedPos::BOTH | SHAPE) << 48;
+        let wanted = u64::from(at.avail.avail_flags() | shape(writable)) << 48;
+        let different = metas.iter().fold(0, |different, meta| different | (meta ^ wanted));
+        if different & mask != 0 || usize::from(at.left) < N {
+            return None;
+        }
+        at.left -= N as u16;
+        at.avail = at.avail.advance(N as u16, self.size);
+        Some(std::array::from_fn(|i| {
+            let PackedMeta { len, id, .. } = PackedMeta::unpack(metas[i]);
+            Single { addr: descs[i].addr.load(Ordering::Relaxed), len, id }
+        }))
+    }
+
     /// The first descriptor of a burst is written at its end, behind all others: the driver looks no further before it sees it, so
     /// it sees all of a burst or nothing, even if the process ends in between (2.8.6; frames of several buffers, 5.1.6.4).
     #[inline(always)]
     fn complete(&self, at: &mut PackedCursor, head: &Head, written: u32) {
-        if BATCHED || at.used == self.used {
-            at.first = (head.id, if BATCHED { 0 } else { written });
-        } else {
-            self.write_used(at.used, head.id, written);
+        self.put(at, head.id, written, head.descs);
+    }
+
+    #[inline(always)]
+    fn complete_group<const N: usize>(&self, at: &mut PackedCursor, group: &[Single; N], written: [u32; N]) {
+        if BATCHED {
+            return self.put(at, group[N - 1].id, 0, N as u16);
         }
-        at.used = at.used.advance(head.descs, self.size);
+        self.put(at, group[0].id, written[0], 1);
+        let rest = || group.iter().zip(written).skip(1);
+        match self.desc.get(usize::from(at.used.slot())..).and_then(|descs| descs.get(..N - 1)) {
+            Some(descs) => {
+                for (desc, (single, written)) in descs.iter().zip(rest()) {
+                    desc.meta.store(used_meta(at.used, single.id, written), Ordering::Release);
+                }
+                at.used = at.used.advance(N as u16 - 1, self.size);
+            }
+            None => rest().for_each(|(single, written)| self.put(at, single.id, written, 1)),
+        }
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use pmd::virtio::event::SplitWish;
 use pmd::virtio::spec::{Desc, DescMeta, UsedElem, avail, feature, used};
 
 use super::config::{Area, Notifier, Position, QueueConfig};
-use super::{Buffer, DeviceRing, Head};
+use super::{Buffer, DeviceRing, Head, Single};
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::positions::Record;
@@ -98,6 +98,19 @@ impl<const BATCHED: bool> SplitRing<BATCHED> {
         if waiting <= self.mask + 1 { used } else { base }
     }
 
+    /// Puts the next used element where the driver will see it, after the flush.
+    #[inline(always)]
+    fn put(&self, at: &mut SplitCursor, id: u16, written: u32) {
+        if BATCHED {
+            at.last_head = id;
+        } else {
+            let elem = self.used.at(at.used);
+            elem.id.store(id.into(), Ordering::Relaxed);
+            elem.len.store(written, Ordering::Relaxed);
+        }
+        at.used = at.used.wrapping_add(1);
+    }
+
     /// Where the device says when it wants to be woken.
     #[inline(always)]
     fn wish(&self) -> SplitWish<'_> {
@@ -146,14 +159,14 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
 
     #[inline(always)]
     fn complete(&self, at: &mut SplitCursor, head: &Head, written: u32) {
-        if BATCHED {
-            at.last_head = head.id;
-        } else {
-            let elem = self.used.at(at.used);
-            elem.id.store(head.id.into(), Ordering::Relaxed);
-            elem.len.store(written, Ordering::Relaxed);
+        self.put(at, head.id, written);
+    }
+
+    #[inline(always)]
+    fn complete_group<const N: usize>(&self, at: &mut SplitCursor, group: &[Single; N], written: [u32; N]) {
+        for (single, written) in group.iter().zip(written) {
+            self.put(at, single.id, written);
         }
-        at.used = at.used.wrapping_add(1);
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `raw`, `refcnt` | the 128 bytes, and who counts as a holder |
-//! | `pool`, `free`, `staged` | from the pool and back, in bulk; without reading the header where that was proven before |
+//! | `pool`, `free`, `staged`, `drained` | from the pool and back, in bulk; without reading the header where that was proven before |
 //! | `chain`, `copy` | segments; prepend, append, adj, trim; read, write, linearize, copy |
 //! | `clone`, `external` | mbufs whose data belongs to another mbuf, or to somebody else |
 //! | `fields`, `check` | flags, offloads, private area; the sanity check |
@@ -27,6 +27,7 @@ mod chain;
 mod check;
 mod clone;
 mod copy;
+mod drained;
 mod external;
 mod fields;
 mod free;
@@ -42,6 +43,7 @@ use std::ptr::NonNull;
 pub use chain::{Chain, Segment, Segments};
 pub use check::MbufFault;
 pub use clone::AttachError;
+pub use drained::Drained;
 pub use external::ExternalBuffer;
 pub use fields::{TxOffload, flags};
 pub use pool::{MbufPool, MbufPoolConfig};

@@ -1,6 +1,6 @@
 //! The container that packets travel in between an application and a queue.
 
-use crate::mbuf::{Mbuf, MbufPool};
+use crate::mbuf::{Drained, Mbuf, MbufPool};
 use crate::mempool::Exhausted;
 
 /// Most packets in a burst.
@@ -82,9 +82,9 @@ impl Burst {
 
     /// Takes the first `count` packets out, in order; those behind move up.
     #[inline(always)]
-    pub fn take_front(&mut self, count: usize) -> impl Iterator<Item = Mbuf> + '_ {
+    pub fn take_front(&mut self, count: usize) -> Drained<'_> {
         let count = count.min(self.mbufs.len());
-        self.mbufs.drain(..count)
+        Drained::new(self.mbufs.drain(..count))
     }
 
     /// Frees all packets, in bulk; returns how many there were.

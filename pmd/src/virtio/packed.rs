@@ -16,11 +16,9 @@ pub struct PackedRing<const IN_ORDER: bool> {
     device_event: View<AtomicU32>,
     driver_event: View<AtomicU32>,
     event_idx: bool,
-    /// Not `IN_ORDER`: the free id after each.
-    next: Box<[u16]>,
-    /// The first free id, and the last.
+    /// Not `IN_ORDER`: free ids, round and round, from the first of `free` to the second.
+    ids: Box<[u16]>,
     free: (Wide, Wide),
-    free_count: u32,
     size: u16,
     /// Where the next descriptor is written.
     avail: PackedPos,
@@ -31,9 +29,12 @@ pub struct PackedRing<const IN_ORDER: bool> {
     /// Chains made available and not popped.
     outstanding: Wide,
     /// The first descriptor of the chain that is being written, and its second word, which is stored last.
-    head: (u16, u64),
+    head: (PackedPos, u64),
     /// Whether it has been written.
     begun: bool,
+    /// The second word of the descriptor at `published`, if there is one behind: it is stored when the batch is published, so that
+    /// the device takes a batch whole, and does not read the lines that are being written.
+    held: u64,
     /// `IN_ORDER`: chains still to be popped of a batch completed by one descriptor, and the length of the last.
     batch: (u16, u32),
     doorbell: Box<dyn Doorbell>,
@@ -48,16 +49,16 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
             device_event: view(&layout.span, device_at, 1),
             driver_event: view(&layout.span, driver_at, 1),
             event_idx: layout.event_idx,
-            next: (1..=size).collect(),
-            free: (Wide::new(0), Wide::new(size - 1)),
-            free_count: size.into(),
+            ids: (0..size).collect(),
+            free: (Wide::new(0), Wide::new(0)),
             size,
             avail: PackedPos::START,
             published: PackedPos::START,
             used: PackedPos::START,
             outstanding: Wide::new(0),
-            head: (0, 0),
+            head: (PackedPos::START, 0),
             begun: false,
+            held: 0,
             batch: (0, 0),
             doorbell,
         };
@@ -66,9 +67,40 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
         ring
     }
 
+    /// The place `count` (at most `size`) behind `place` in `ids`.
+    #[inline(always)]
+    fn further(&self, place: Wide, count: u16) -> Wide {
+        let further = u32::from(place.get()) + u32::from(count);
+        let size = u32::from(self.size);
+        Wide::new(if further >= size { further - size } else { further } as u16)
+    }
+
     #[inline(always)]
     fn load(&self, slot: u16, order: Ordering) -> PackedMeta {
         PackedMeta::unpack(self.desc[usize::from(slot)].meta.load(order))
+    }
+
+    /// Makes the chain that begins at `pos` available: stores its head's second word, or holds it back if it is the batch's first.
+    #[inline(always)]
+    fn store_head(&mut self, pos: PackedPos, meta: u64) {
+        if pos == self.published {
+            self.held = meta;
+        } else {
+            // Release: the rest of the chain is visible before its head is available (2.8.13.1, 2.8.21.1).
+            self.desc[usize::from(pos.slot())].meta.store(meta, Ordering::Release);
+        }
+    }
+
+    /// Chains of one descriptor that are used, from `pos` on, at most `max`, and not beyond the ring's end.
+    #[inline(always)]
+    fn run(&self, pos: PackedPos, max: u16) -> u16 {
+        let descs = self.desc.get(usize::from(pos.slot())..).unwrap_or_default();
+        let mask = PackedMeta { len: 0, id: if IN_ORDER { u16::MAX } else { 0 }, flags: PackedPos::BOTH }.pack();
+        let first = PackedMeta { len: 0, id: pos.slot(), flags: pos.used_flags() }.pack();
+        let next = PackedMeta { len: 0, id: 1, flags: 0 }.pack();
+        // Acquire pairs with the device's release of the flags (2.8.6): id, length and buffer are filled.
+        let used = |(i, desc): &(u64, &Desc)| (desc.meta.load(Ordering::Acquire) ^ (first + i * next)) & mask == 0;
+        (0..max.into()).zip(descs).take_while(used).count() as u16
     }
 
     /// Chains that the used descriptor at `self.used` completes: those from there to the one it names (2.8.9).
@@ -87,6 +119,8 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
 }
 
 impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
+    const GROUPS: bool = true;
+
     #[inline(always)]
     fn size(&self) -> u16 {
         self.size
@@ -118,6 +152,38 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     }
 
     #[inline(always)]
+    fn ready_singles(&mut self, max: u16) -> Result<u16, Fault> {
+        if IN_ORDER && self.batch.0 > 0 {
+            return Ok(self.batch.0);
+        }
+        let max = max.min(self.outstanding.get());
+        let mut ready = self.run(self.used, max);
+        if self.used.slot() + ready == self.size {
+            ready += self.run(self.used.advance(ready, self.size), max - ready);
+        }
+        // In order, a batch is popped by itself.
+        if IN_ORDER && ready == 0 { self.ready(max, |_| 1) } else { Ok(ready) }
+    }
+
+    #[inline(always)]
+    fn pop_group<const N: usize>(&mut self, full: u32) -> [(u32, Result<u32, Fault>); N] {
+        let first = self.used.slot();
+        let descs = self.desc.get(usize::from(first)..).and_then(<[Desc]>::first_chunk::<N>);
+        let Some(descs) = descs.filter(|_| !IN_ORDER || self.batch.0 == 0) else {
+            return std::array::from_fn(|_| self.pop(full, |_| 1));
+        };
+        self.outstanding.add((N as u16).wrapping_neg());
+        self.used = self.used.advance(N as u16, self.size);
+        let mut done = [(0, Ok(0)); N];
+        for ((out, desc), slot) in done.iter_mut().zip(descs).zip(first..) {
+            // Relaxed: ordered by the Acquire in `ready_singles`.
+            let meta = PackedMeta::unpack(desc.meta.load(Ordering::Relaxed));
+            *out = (u32::from(if IN_ORDER { slot } else { meta.id }), Ok(meta.len));
+        }
+        done
+    }
+
+    #[inline(always)]
     fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>) {
         let (id, len) = if IN_ORDER && self.batch.0 > 0 {
             self.batch.0 -= 1;
@@ -134,48 +200,84 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
 
     #[inline(always)]
     fn next_id(&self) -> u16 {
-        if IN_ORDER { self.avail.slot() } else { self.free.0.get() }
+        if IN_ORDER { self.avail.slot() } else { self.ids[usize::from(self.free.0.get())] }
     }
 
     /// All of a chain's descriptors carry its id (2.8.6 wants it in the last). The head's second word waits for `push`.
     #[inline(always)]
     fn desc(&mut self, addr: u64, len: u32, flags: u16) -> u16 {
         let slot = self.avail.slot();
-        let id = if IN_ORDER && self.begun { self.head.0 } else { self.next_id() };
+        let id = if IN_ORDER && self.begun { self.head.0.slot() } else { self.next_id() };
         let desc = &self.desc[usize::from(slot)];
         desc.addr.store(addr, Ordering::Relaxed);
         let meta = PackedMeta { len, id, flags: flags | self.avail.avail_flags() }.pack();
         if self.begun {
             desc.meta.store(meta, Ordering::Relaxed);
         } else {
-            (self.head, self.begun) = ((slot, meta), true);
+            (self.head, self.begun) = ((self.avail, meta), true);
         }
         self.avail = self.avail.advance(1, self.size);
         slot
     }
 
     #[inline(always)]
-    fn push(&mut self, id: u16) {
-        // Release: the rest of the chain is visible before its head is available (2.8.13.1, 2.8.21.1).
-        self.desc[usize::from(self.head.0)].meta.store(self.head.1, Ordering::Release);
+    fn push(&mut self, _id: u16) {
+        self.store_head(self.head.0, self.head.1);
         self.begun = false;
         self.outstanding.add(1);
         if !IN_ORDER {
-            self.free.0 = Wide::new(self.next[usize::from(id)]);
-            self.free_count -= 1;
+            self.free.0 = self.further(self.free.0, 1);
         }
+    }
+
+    #[inline(always)]
+    fn push_group<const N: usize>(&mut self, buffers: [(u64, u32); N], flags: u16) -> [u16; N] {
+        let (pos, free) = (self.avail, usize::from(self.free.0.get()));
+        let ids =
+            if IN_ORDER { Some([0; N]) } else { self.ids.get(free..).and_then(|ids| ids.first_chunk::<N>().copied()) };
+        let descs = self.desc.get(usize::from(pos.slot())..).and_then(<[Desc]>::first_chunk::<N>);
+        let (Some(ids), Some(descs)) = (ids, descs) else {
+            return std::array::from_fn(|i| self.push_single(buffers[i].0, buffers[i].1, flags));
+        };
+        let ids = std::array::from_fn(|i| if IN_ORDER { pos.slot() + i as u16 } else { ids[i] });
+        let flags = flags | pos.avail_flags();
+        let metas: [_; N] = std::array::from_fn(|i| PackedMeta { len: buffers[i].1, id: ids[i], flags }.pack());
+        for (desc, (addr, _)) in descs.iter().zip(buffers) {
+            desc.addr.store(addr, Ordering::Relaxed);
+        }
+        for (desc, meta) in descs.iter().zip(metas).skip(1) {
+            // Release as in `store_head`.
+            desc.meta.store(meta, Ordering::Release);
+        }
+        self.store_head(pos, metas[0]);
+        self.avail = pos.advance(N as u16, self.size);
+        self.outstanding.add(N as u16);
+        if !IN_ORDER {
+            self.free.0 = self.further(self.free.0, N as u16);
+        }
+        ids
     }
 
     #[inline(always)]
     fn reclaim(&mut self, id: u16, _last: u16, _count: u16) {
         if !IN_ORDER {
-            if self.free_count == 0 {
-                self.free.0 = Wide::new(id);
-            } else {
-                self.next[usize::from(self.free.1.get())] = id;
-            }
-            self.free.1 = Wide::new(id);
-            self.free_count += 1;
+            self.ids[usize::from(self.free.1.get())] = id;
+            self.free.1 = self.further(self.free.1, 1);
+        }
+    }
+
+    #[inline(always)]
+    fn reclaim_group<const N: usize>(&mut self, ids: [u16; N]) {
+        let free = usize::from(self.free.1.get());
+        if let Some(slots) = self.ids.get_mut(free..).and_then(|slots| slots.first_chunk_mut::<N>())
+            && !IN_ORDER
+        {
+            *slots = ids;
+            self.free.1 = self.further(self.free.1, N as u16);
+            return;
+        }
+        for id in ids {
+            self.reclaim(id, id, 1);
         }
     }
 
@@ -201,6 +303,10 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     #[inline(always)]
     fn publish(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.avail);
+        if old != self.avail {
+            // Release as in `store_head`, and the batch behind it is there.
+            self.desc[usize::from(old.slot())].meta.store(self.held, Ordering::Release);
+        }
         let kick = PackedWish(&self.device_event[0]).wanted(old, self.avail, self.size);
         if kick {
             self.doorbell.ring();

@@ -1,5 +1,7 @@
 //! Receiving over a virtqueue: one descriptor a buffer, headers in the headroom (virtio 1.3, 5.1.6.3 and 5.1.6.4).
 
+use std::array::from_fn;
+
 use super::ring::{DriverRing, oldest_first};
 use super::spec::{DESC_F_WRITE, FRAME_LEN_MIN};
 use crate::mbuf::{HEADROOM, Mbuf};
@@ -45,6 +47,12 @@ impl<R: DriverRing, const MERGEABLE: bool> VirtioRx<R, MERGEABLE> {
             port: params.port,
         }
     }
+
+    /// Where the device finds a buffer. The header goes right before the data, so data begins where everybody expects it.
+    #[inline(always)]
+    fn buffer_iova(&self, mbuf: &Mbuf) -> u64 {
+        mbuf.buf_iova(HEADROOM - self.header_len)
+    }
 }
 
 impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
@@ -53,7 +61,7 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
 
     #[inline(always)]
     fn ready(&mut self, max: u16) -> Result<u16, Fault> {
-        self.ring.ready(max, |_| 1)
+        self.ring.ready_singles(max)
     }
 
     #[inline(always)]
@@ -64,6 +72,28 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
         self.room += 1;
         // After a false id the buffer is ours again, but nothing is known of what is in it.
         Ok((mbuf, len?))
+    }
+
+    #[inline(always)]
+    fn take_group<const N: usize>(&mut self) -> [Taken<u32>; N] {
+        if !R::GROUPS {
+            return from_fn(|_| self.take());
+        }
+        let done = self.ring.pop_group::<N>(self.buffer_len);
+        let mut mbufs = [const { None }; N];
+        for (mbuf, (id, _)) in mbufs.iter_mut().zip(&done) {
+            *mbuf = self.mbufs.get_mut(*id as usize).and_then(Option::take);
+        }
+        if mbufs.iter().all(Option::is_some) {
+            self.ring.reclaim_group::<N>(from_fn(|i| done[i].0 as u16));
+            self.room += N as u32;
+        } else {
+            for ((id, _), _) in done.iter().zip(&mbufs).filter(|(_, mbuf)| mbuf.is_some()) {
+                self.ring.reclaim(*id as u16, *id as u16, 1);
+                self.room += 1;
+            }
+        }
+        from_fn(|i| Ok((mbufs[i].take().ok_or(Fault::BadId)?, done[i].1?)))
     }
 
     #[inline(always)]
@@ -107,12 +137,25 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
 
     #[inline(always)]
     fn stage(&mut self, mbuf: Mbuf) {
-        let id = self.ring.next_id();
-        // The header goes right before the data, so data begins where everybody expects it.
-        self.ring.desc(mbuf.buf_iova(HEADROOM - self.header_len), self.buffer_len, DESC_F_WRITE);
+        let id = self.ring.push_single(self.buffer_iova(&mbuf), self.buffer_len, DESC_F_WRITE);
         self.mbufs[usize::from(id)] = Some(mbuf);
-        self.ring.push(id);
         self.room -= 1;
+    }
+
+    #[inline(always)]
+    fn stage_group<const N: usize>(&mut self, mbufs: [Mbuf; N]) {
+        if !R::GROUPS {
+            return mbufs.into_iter().for_each(|mbuf| self.stage(mbuf));
+        }
+        let mut buffers = [(0, self.buffer_len); N];
+        for (buffer, mbuf) in buffers.iter_mut().zip(&mbufs) {
+            buffer.0 = self.buffer_iova(mbuf);
+        }
+        let ids = self.ring.push_group(buffers, DESC_F_WRITE);
+        for (id, mbuf) in ids.into_iter().zip(mbufs) {
+            self.mbufs[usize::from(id)] = Some(mbuf);
+        }
+        self.room -= N as u32;
     }
 
     #[inline(always)]

@@ -63,12 +63,17 @@ impl Layout {
 ///
 /// Nothing that lies in shared memory is ever read back: positions, free descriptors and what the rings hold are kept in
 /// private copies. What the device writes is checked here (indexes) and by the owner (ids, lengths).
+///
+/// A ring may offer the same for `N` chains of one descriptor each at once.
 pub trait DriverRing: Send {
+    /// Whether that is faster: where chains lie side by side, as in packed rings, they are checked and counted together.
+    const GROUPS: bool;
+
     /// Number of descriptors.
     fn size(&self) -> u16;
 
     /// Completions that have not been popped, as far as they are of interest: `max` or more are told as `max` or more.
-    /// `descs` is the number of descriptors of the chain with an id; 0 if there is none.
+    /// `descs` is the number of descriptors of the chain with an id; if there is none, of no interest.
     ///
     /// # Errors
     /// The fault, if the device claims more than it can have completed.
@@ -77,6 +82,21 @@ pub trait DriverRing: Send {
     /// The next completion: the id and the number of bytes written that the device claims. `IN_ORDER` rings tell the id that
     /// must be, and `full` bytes for chains that the device skipped; after a false id nothing is known of the bytes.
     fn pop(&mut self, full: u32, descs: impl Fn(u16) -> u16) -> (u32, Result<u32, Fault>);
+
+    /// As [`ready`](Self::ready), if all chains are one descriptor each.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    fn ready_singles(&mut self, max: u16) -> Result<u16, Fault> {
+        self.ready(max, |_| 1)
+    }
+
+    /// The next `N` completions, if all chains are one descriptor each. Called only if `ready` told as many.
+    #[inline(always)]
+    fn pop_group<const N: usize>(&mut self, full: u32) -> [(u32, Result<u32, Fault>); N] {
+        std::array::from_fn(|_| self.pop(full, |_| 1))
+    }
 
     /// The id that the chain which is written next will have.
     fn next_id(&self) -> u16;
@@ -88,8 +108,31 @@ pub trait DriverRing: Send {
     /// Makes the chain with id `id`, which was just written, available.
     fn push(&mut self, id: u16);
 
+    /// Makes a chain of one descriptor available; its id.
+    #[inline(always)]
+    fn push_single(&mut self, addr: u64, len: u32, flags: u16) -> u16 {
+        let id = self.next_id();
+        self.desc(addr, len, flags);
+        self.push(id);
+        id
+    }
+
+    /// As [`push_single`](Self::push_single), `N` chains with these addresses and lengths.
+    #[inline(always)]
+    fn push_group<const N: usize>(&mut self, buffers: [(u64, u32); N], flags: u16) -> [u16; N] {
+        std::array::from_fn(|i| self.push_single(buffers[i].0, buffers[i].1, flags))
+    }
+
     /// Takes the `count` descriptors of a popped chain back: its id was `id`, and `last` is what `desc` returned last.
     fn reclaim(&mut self, id: u16, last: u16, count: u16);
+
+    /// Takes the descriptors of `N` popped chains back, of one descriptor each.
+    #[inline(always)]
+    fn reclaim_group<const N: usize>(&mut self, ids: [u16; N]) {
+        for id in ids {
+            self.reclaim(id, id, 1);
+        }
+    }
 
     /// Goes back to the position behind the last popped chain, for a device that knows nothing of the ring and begins there:
     /// nothing is available then. All chains have been reclaimed. Returns the position, as [`RingAddresses::base`].

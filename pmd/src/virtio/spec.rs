@@ -187,7 +187,7 @@ pub struct PackedPos(u32);
 
 impl PackedPos {
     /// The flags that the two sides turn over in each round.
-    const BOTH: u16 = PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED;
+    pub const BOTH: u16 = PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED;
     /// Where a fresh ring begins.
     pub const START: Self = Self::new(0, true);
 

@@ -114,6 +114,8 @@ impl<const IN_ORDER: bool> SplitRing<IN_ORDER> {
 }
 
 impl<const IN_ORDER: bool> DriverRing for SplitRing<IN_ORDER> {
+    const GROUPS: bool = false;
+
     #[inline(always)]
     fn size(&self) -> u16 {
         self.mask + 1

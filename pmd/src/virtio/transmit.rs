@@ -1,5 +1,6 @@
 //! Transmitting over a virtqueue (virtio 1.3, 5.1.6.2).
 
+use std::array::from_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -43,10 +44,13 @@ pub struct TxParams {
     pub indirect: bool,
 }
 
-/// A packet's descriptors.
+/// Packets looked at together when they are reaped.
+const REAP_GROUP: usize = 8;
+
+/// A packet's descriptors, if it has more than one.
 #[derive(Clone, Copy, Default)]
 struct Chain {
-    /// How many.
+    /// How many; 0 for one.
     len: u16,
     /// The last of them.
     last: u16,
@@ -60,6 +64,8 @@ pub struct VirtioTx<R> {
     /// The packet behind each id, and its descriptors.
     mbufs: Box<[Staged]>,
     chains: Box<[Chain]>,
+    /// Packets with the device that have more than one. While there are none, nobody looks at `chains`.
+    long: u32,
     /// Free descriptors. Wide, like all counters that change per packet, see `VirtioRx`.
     room: u32,
 }
@@ -78,12 +84,43 @@ impl<R: DriverRing> VirtioTx<R> {
             side: Side::new(arena, size)?,
             mbufs: (0..size).map(|_| Staged::EMPTY).collect(),
             chains: vec![Chain::default(); size.into()].into(),
+            long: 0,
             room: limit.into(),
         })
     }
 
-    /// A packet whose header cannot go before its data: an indirect table if that saves descriptors, else a chain.
+    /// Completions, as [`DriverRing::ready`].
+    #[inline(always)]
+    fn ready(&mut self, max: u16) -> Result<u16, Fault> {
+        if self.long == 0 { self.ring.ready_singles(max) } else { self.ring.ready(max, |id| descs(&self.chains, id)) }
+    }
+
+    /// Writes the header right before the data (`VERSION_1` implies `ANY_LAYOUT`, 5.1.6): address and length of both.
+    #[inline(always)]
+    fn push_header(&self, mbuf: &Mbuf) -> (u64, u32) {
+        let header_len = usize::from(self.params.header_len);
+        let room = mbuf.room(-header_len.cast_signed(), header_len);
+        if !room.put([0; HEADER_LEN_MAX]) {
+            room.put([0; HEADER_LEN_LEGACY]);
+        }
+        (mbuf.data_iova() - header_len as u64, (mbuf.data_len() + header_len) as u32)
+    }
+
+    /// A packet without room for the header before the data.
     #[cold]
+    fn stage_odd(&mut self, mbuf: Mbuf) {
+        let id = self.ring.next_id();
+        let chain = self.stage_parts(&mbuf, self.slots(&mbuf));
+        self.room -= u32::from(chain.len);
+        if chain.len > 1 {
+            self.chains[usize::from(id)] = chain;
+            self.long += 1;
+        }
+        self.mbufs[usize::from(id)] = Staged::new(mbuf);
+        self.ring.push(id);
+    }
+
+    /// A packet whose header cannot go before its data: an indirect table if that saves descriptors, else a chain.
     fn stage_parts(&mut self, mbuf: &Mbuf, slots: u16) -> Chain {
         let header = self.side.span.iova(self.side.header_at);
         let header_len = u32::from(self.params.header_len);
@@ -116,16 +153,47 @@ impl<R: DriverRing> VirtioTx<R> {
         let Some(mbuf) = self.mbufs.get_mut(id as usize).map(std::mem::take).filter(Staged::is_full) else {
             return Staged::EMPTY;
         };
-        let chain = std::mem::take(&mut self.chains[id as usize]);
-        self.ring.reclaim(id as u16, chain.last, chain.len);
-        self.room += u32::from(chain.len);
+        self.reclaim(id as u16);
         mbuf
+    }
+
+    /// As [`take`](Self::take), `N` completions while no packet has more than one descriptor.
+    #[inline(always)]
+    fn take_group<const N: usize>(&mut self) -> [Staged; N] {
+        let done = self.ring.pop_group::<N>(0);
+        let mut mbufs = [const { Staged::EMPTY }; N];
+        for (mbuf, (id, _)) in mbufs.iter_mut().zip(&done) {
+            *mbuf = self.mbufs.get_mut(*id as usize).map(std::mem::take).unwrap_or_default();
+        }
+        if mbufs.iter().all(Staged::is_full) {
+            self.ring.reclaim_group::<N>(from_fn(|i| done[i].0 as u16));
+            self.room += N as u32;
+        } else {
+            for ((id, _), _) in done.iter().zip(&mbufs).filter(|(_, mbuf)| mbuf.is_full()) {
+                self.reclaim(*id as u16);
+            }
+        }
+        mbufs
+    }
+
+    /// Takes the descriptors of the packet with this id back.
+    #[inline(always)]
+    fn reclaim(&mut self, id: u16) {
+        let chain = std::mem::take(&mut self.chains[usize::from(id)]);
+        if chain.len == 0 {
+            self.ring.reclaim(id, id, 1);
+            self.room += 1;
+        } else {
+            self.ring.reclaim(id, chain.last, chain.len);
+            self.room += u32::from(chain.len);
+            self.long -= 1;
+        }
     }
 }
 
 #[inline(always)]
 fn descs(chains: &[Chain], id: u16) -> u16 {
-    chains.get(usize::from(id)).map_or(0, |chain| chain.len)
+    chains.get(usize::from(id)).map_or(1, |chain| chain.len.max(1))
 }
 
 /// A segment's address and length.
@@ -157,23 +225,29 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
 
     #[inline(always)]
     fn stage(&mut self, mbuf: Mbuf) {
-        let id = self.ring.next_id();
-        let header_len = usize::from(self.params.header_len);
-        let chain = if mbuf.can_push(header_len) {
-            // The header goes right before the data (VERSION_1 implies ANY_LAYOUT, 5.1.6): one descriptor for both.
-            let room = mbuf.room(-header_len.cast_signed(), header_len);
-            if !room.put([0; HEADER_LEN_MAX]) {
-                room.put([0; HEADER_LEN_LEGACY]);
-            }
-            let addr = mbuf.data_iova() - header_len as u64;
-            Chain { len: 1, last: self.ring.desc(addr, (mbuf.data_len() + header_len) as u32, 0) }
-        } else {
-            self.stage_parts(&mbuf, self.slots(&mbuf))
-        };
-        self.room -= u32::from(chain.len);
-        self.chains[usize::from(id)] = chain;
+        if !mbuf.can_push(self.params.header_len.into()) {
+            return self.stage_odd(mbuf);
+        }
+        let (addr, len) = self.push_header(&mbuf);
+        let id = self.ring.push_single(addr, len, 0);
         self.mbufs[usize::from(id)] = Staged::new(mbuf);
-        self.ring.push(id);
+        self.room -= 1;
+    }
+
+    #[inline(always)]
+    fn stage_group<const N: usize>(&mut self, mbufs: [Mbuf; N]) {
+        if !R::GROUPS || mbufs.iter().any(|mbuf| !mbuf.can_push(self.params.header_len.into())) {
+            return mbufs.into_iter().for_each(|mbuf| self.stage(mbuf));
+        }
+        let mut buffers = [(0, 0); N];
+        for (buffer, mbuf) in buffers.iter_mut().zip(&mbufs) {
+            *buffer = self.push_header(mbuf);
+        }
+        let ids = self.ring.push_group(buffers, 0);
+        for (id, mbuf) in ids.into_iter().zip(mbufs) {
+            self.mbufs[usize::from(id)] = Staged::new(mbuf);
+        }
+        self.room -= N as u32;
     }
 
     #[inline(always)]
@@ -187,9 +261,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
         let mut waiting = Vec::with_capacity(size);
         for id in oldest_first(self.ring.next_id(), size) {
             let Some(mbuf) = self.mbufs[usize::from(id)].take() else { continue };
-            let chain = std::mem::take(&mut self.chains[usize::from(id)]);
-            self.ring.reclaim(id, chain.last, chain.len);
-            self.room += u32::from(chain.len);
+            self.reclaim(id);
             waiting.push(mbuf);
         }
         let base = self.ring.rewind();
@@ -211,8 +283,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
         let mut limit = self.ring.size();
         while limit > 0 {
             let max = limit.min(FREE_GROUP as u16);
-            let chains = &self.chains;
-            let ready = self.ring.ready(max, |id| descs(chains, id)).unwrap_or_else(|fault| {
+            let ready = self.ready(max).unwrap_or_else(|fault| {
                 stats.fault(fault);
                 0
             });
@@ -221,13 +292,17 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
                 break;
             }
             let group = &mut group[..usize::from(ready)];
-            for out in &mut *group {
+            let (groups, rest) = group.as_chunks_mut::<REAP_GROUP>();
+            for out in groups {
+                *out = if R::GROUPS && self.long == 0 { self.take_group() } else { from_fn(|_| self.take()) };
+            }
+            for out in rest {
                 *out = self.take();
-                if out.is_full() {
-                    freed += 1;
-                } else {
-                    stats.fault(Fault::BadId);
-                }
+            }
+            let full = group.iter().filter(|out| out.is_full()).count();
+            freed += full;
+            for _ in full..group.len() {
+                stats.fault(Fault::BadId);
             }
             let slowly = Staged::free_bulk(group);
             if slowly > 0 {
