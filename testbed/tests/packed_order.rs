@@ -117,6 +117,8 @@ fn write_step_by_step<const IN_ORDER: bool>(size: u16, chains: &[u16]) {
             assert_eq!(raw.offered(guest.memory(), pos), Ok(None), "{i} of {descs} descriptors at {pos:?}");
         }
         ring.push(id);
+        assert_eq!(raw.offered(guest.memory(), pos), Ok(None), "before it is published");
+        ring.publish();
         lens.insert(id, descs);
         let chain = raw.offered(guest.memory(), pos).unwrap().expect("a chain");
         assert_eq!((chain.id, chain.descs), (id, descs));
@@ -129,6 +131,36 @@ fn write_step_by_step<const IN_ORDER: bool>(size: u16, chains: &[u16]) {
         assert_eq!(ring.pop(0, len), (id.into(), Ok(0)));
         ring.reclaim(id, last, descs);
         pos = pos.advance(descs, size);
+    }
+}
+
+#[test]
+fn a_device_sees_all_chains_of_a_batch_or_none() {
+    for group in [false, true] {
+        let guest = Guest::new(&Setup::new(feature::VERSION_1 | feature::RING_PACKED).ring(8, 8)).unwrap();
+        let mut ring = PackedRing::<false>::new(guest.layout(), Box::new(NoBell));
+        let (raw, mut pos) = (guest.raw_packed().unwrap(), PackedPos::START);
+        // The second batch crosses the ring's end.
+        for _ in 0..2 {
+            let buffers = [(0x1000, 100), (0x2000, 200), (0x3000, 300), (0x4000, 400), (0x5000, 500)];
+            let ids = if group {
+                ring.push_group(buffers, 0)
+            } else {
+                buffers.map(|(addr, len)| ring.push_single(addr, len, 0))
+            };
+            assert_eq!(raw.offered(guest.memory(), pos), Ok(None), "before it is published");
+            ring.publish();
+            for (id, (addr, len)) in ids.into_iter().zip(buffers) {
+                let chain = raw.offered(guest.memory(), pos).unwrap().expect("a chain");
+                assert_eq!((chain.id, chain.buffers.as_slice()), (id, [(addr, len, pos.avail_flags())].as_slice()));
+                raw.complete(pos, id, 0);
+                pos = pos.advance(1, 8);
+            }
+            assert_eq!(ring.ready_singles(8), Ok(5));
+            let done = ring.pop_group::<5>(0).map(|(id, len)| (id as u16, len));
+            assert_eq!(done, ids.map(|id| (id, Ok(0))));
+            ring.reclaim_group(ids);
+        }
     }
 }
 
