@@ -1,14 +1,17 @@
-//! Peers that lie, by seed: a device that the driver's end has to survive, and a driver that the device's end has to survive.
+//! Peers that lie, by seed or as a fuzzer wants it: a device that the driver's end has to survive, and a driver that the device's end has to survive.
 //!
-//! Both act one step at a time, between two bursts or from a thread of their own, and every step follows from the seed.
+//! Both act one step at a time, between two bursts or from a thread of their own, and every step follows from the seed, or the fuzzer's bytes.
 
+mod honest;
 mod packed;
 mod split;
+mod whim;
 
 use pmd::mem::{MemError, Span};
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, feature};
 
-use crate::frame::SplitMix;
+pub use self::honest::{judge, send};
+pub use self::whim::Whim;
 use crate::rings::{Guest, RingsError};
 
 /// One end of a ring of either format.
@@ -25,12 +28,12 @@ impl LyingDevice {
     ///
     /// # Errors
     /// [`RingsError`].
-    pub fn new(guest: &Guest, seed: u64) -> Result<Self, RingsError> {
+    pub fn new(guest: &Guest, whim: impl Into<Whim>) -> Result<Self, RingsError> {
         let packed = guest.features() & feature::RING_PACKED != 0;
         Ok(Self(if packed {
-            Box::new(packed::Device::new(guest, seed)?)
+            Box::new(packed::Device::new(guest, whim.into())?)
         } else {
-            Box::new(split::Device::new(guest, seed)?)
+            Box::new(split::Device::new(guest, whim.into())?)
         }))
     }
 
@@ -62,12 +65,12 @@ impl LyingDriver {
     ///
     /// # Errors
     /// [`RingsError`].
-    pub fn new(guest: &Guest, seed: u64) -> Result<Self, RingsError> {
+    pub fn new(guest: &Guest, whim: impl Into<Whim>) -> Result<Self, RingsError> {
         let alloc = |len| -> Result<Span, MemError> { guest.arena().alloc(len, 4096) };
         let canary = alloc(CANARY)?;
         canary.bytes(0, CANARY).write(&vec![CANARY_BYTE; CANARY]);
         let (tables, window) = (alloc(TABLES as usize)?, alloc(WINDOW as usize)?);
-        let lies = Lies { random: SplitMix(seed), tables, window };
+        let lies = Lies { random: whim.into(), tables, window };
         let packed = guest.features() & feature::RING_PACKED != 0;
         let liar: Box<dyn Liar> = if packed {
             Box::new(packed::Driver::new(guest.raw_packed()?, lies))
@@ -93,7 +96,7 @@ impl LyingDriver {
 
 /// What a lying driver says of buffers.
 struct Lies {
-    random: SplitMix,
+    random: Whim,
     tables: Span,
     /// At the end of memory, so that a length which is too long leads out of it and into nothing else.
     window: Span,

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
 use pmd::mem::{Arena, Pages};
-use pmd::port::{Burst, Fault, Stats, TxBurst};
+use pmd::port::{Burst, Fault, Stats};
 use proptest::prelude::*;
 use testbed::frame::Stream;
-use testbed::hostile::{LyingDevice, LyingDriver};
-use testbed::rings::{Direction, Guest, Pair, Setup, Traffic, bytes_of, packet};
+use testbed::hostile::{LyingDevice, LyingDriver, judge, send};
+use testbed::rings::{Direction, Guest, Pair, Setup, Traffic};
 
 const BURSTS: usize = 100;
 
@@ -20,25 +20,6 @@ fn setup(features: u64, regions: usize) -> Setup {
 
 fn host_pool(setup: &Setup) -> MbufPool {
     MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
-}
-
-/// Received packets are consistent, whatever the peer said; returns how many there were.
-fn judge(burst: &mut Burst) -> usize {
-    for mbuf in burst.as_slice() {
-        let bytes = bytes_of(mbuf).expect("lengths that agree");
-        assert!(bytes.len() >= 14, "a frame of {} bytes", bytes.len());
-    }
-    burst.free()
-}
-
-/// Sends a burst of packets of one to three segments, of bytes that make no valid address; what is not taken is freed.
-fn send(queue: &mut dyn TxBurst, pool: &MbufPool, turn: usize) {
-    let mut burst = Burst::new(8);
-    for i in 0..8 {
-        let len = 60 + (turn * 8 + i) * 37 % 2900;
-        burst.push(packet(pool, &vec![0xa5; len], len / (1 + i % 3) + 1).unwrap()).unwrap();
-    }
-    queue.tx_burst(&mut burst);
 }
 
 fn assert_traffic_flows(direction: Direction, guest: Guest, host: MbufPool) {

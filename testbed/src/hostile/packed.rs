@@ -6,8 +6,7 @@ use std::sync::Arc;
 use backend::memory::GuestMemory;
 use pmd::virtio::spec::{DESC_F_NEXT, PackedMeta, PackedPos, feature};
 
-use super::{Liar, Lies};
-use crate::frame::SplitMix;
+use super::{Liar, Lies, Whim};
 use crate::rings::{Guest, PackedEvent, RawPackedRing, RingsError};
 
 /// A chain that the device has.
@@ -23,7 +22,7 @@ struct Held {
 pub(super) struct Device {
     raw: RawPackedRing,
     memory: Arc<GuestMemory>,
-    random: SplitMix,
+    random: Whim,
     in_order: bool,
     avail: PackedPos,
     used: PackedPos,
@@ -32,11 +31,11 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(guest: &Guest, seed: u64) -> Result<Self, RingsError> {
+    pub(super) fn new(guest: &Guest, random: Whim) -> Result<Self, RingsError> {
         Ok(Self {
             raw: guest.raw_packed()?,
             memory: Arc::clone(guest.memory()),
-            random: SplitMix(seed),
+            random,
             in_order: guest.features() & feature::IN_ORDER != 0,
             avail: PackedPos::START,
             used: PackedPos::START,

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use pmd::virtio::spec::DescMeta;
 
-use super::{Liar, Lies};
-use crate::frame::SplitMix;
+use super::{Liar, Lies, Whim};
 use crate::rings::{Guest, RawRing, RingsError};
 
 /// A split ring's device.
 pub(super) struct Device {
     raw: RawRing,
     memory: Arc<backend::memory::GuestMemory>,
-    random: SplitMix,
+    random: Whim,
     /// Chains looked at, and the heads of those that are not completed.
     seen: u16,
     held: Vec<u16>,
@@ -22,9 +21,9 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(guest: &Guest, seed: u64) -> Result<Self, RingsError> {
+    pub(super) fn new(guest: &Guest, random: Whim) -> Result<Self, RingsError> {
         let (raw, memory) = (guest.raw()?, Arc::clone(guest.memory()));
-        Ok(Self { raw, memory, random: SplitMix(seed), seen: 0, held: Vec::new(), idx: 0, last: (0, 0) })
+        Ok(Self { raw, memory, random, seen: 0, held: Vec::new(), idx: 0, last: (0, 0) })
     }
 
     /// Takes a chain that is held, or makes one up.
