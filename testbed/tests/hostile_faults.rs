@@ -63,8 +63,8 @@ type Case = (&'static str, Fault, fn(&Driver) -> u16);
 
 /// Lies that concern either kind of ring (facts on hostile guests: heads, links, loops, tables, addresses, flags).
 const CASES: &[Case] = &[
-    ("a head beyond the table", Fault::BadId, |_| SIZE),
-    ("the largest head", Fault::BadId, |_| u16::MAX),
+    ("a head beyond the table", Fault::BadChain, |_| SIZE),
+    ("the largest head", Fault::BadChain, |_| u16::MAX),
     ("a link beyond the table", Fault::BadChain, |d| {
         d.buffer(0, 100, DESC_F_NEXT, SIZE);
         0
@@ -216,6 +216,7 @@ fn each_lie_of_a_sending_driver_has_its_name() {
             assert_eq!(device.queue.rx_burst(&mut burst), 0, "{name}");
             assert_eq!(device.stats().faults, only(*fault), "{name}, {features:#x}");
             assert_eq!(driver.raw.used_idx(), 1, "{name}: the chain was not given back");
+            assert_eq!(device.stats().dropped(), 1, "{name}: a chain that nobody has counted");
 
             let frame: Vec<u8> = (0..100).collect();
             driver.scratch.bytes(0, header + 100).write(&[&vec![0; header], &frame[..]].concat());
@@ -254,6 +255,7 @@ fn each_lie_of_a_receiving_driver_has_its_name() {
             assert_eq!(driver.raw.used(1), (3, (header + 1000) as u32), "after {name}");
             assert_eq!(device.stats().faults, only(*fault), "{name}, {features:#x}");
             assert_eq!(device.stats().packets, 1, "after {name}");
+            assert_eq!(device.stats().dropped(), 1, "{name}: a frame that nobody has counted");
             drop(device);
             assert_eq!(pool.mempool().in_use(), 0, "{name}");
         }

@@ -154,7 +154,7 @@ impl<const BATCHED: bool> DeviceRing for SplitRing<BATCHED> {
         }
         let id = self.avail.at(at.avail).load(Ordering::Relaxed);
         at.avail = at.avail.wrapping_add(1);
-        Some(Head { id, descs: 1, buffer: self.table(id).ok_or(Fault::BadId) })
+        Some(Head { id, descs: 1, buffer: self.table(id).ok_or(Fault::BadChain) })
     }
 
     #[inline(always)]

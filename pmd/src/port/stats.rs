@@ -24,7 +24,7 @@ pub enum Fault {
     BadSegments,
     /// A frame: a buffer that the peer says holds more than it can.
     BadLength,
-    /// A chain: it loops, or is longer than the ring.
+    /// A chain: it begins or goes on where there is no descriptor, loops, or is longer than the ring.
     BadChain,
     /// A chain: an address outside the peer's memory.
     BadAddress,
