@@ -1,6 +1,8 @@
-//! Peers that lie, by seed or as a fuzzer wants it: a device that the driver's end has to survive, and a driver that the device's end has to survive.
+//! Peers that lie, by seed or as a fuzzer wants it: a device that the driver's end has to survive, and a driver that the device's
+//! end has to survive.
 //!
-//! Both act one step at a time, between two bursts or from a thread of their own, and every step follows from the seed, or the fuzzer's bytes.
+//! Both act one step at a time, between two bursts or from a thread of their own, and every step follows from the seed, or from the
+//! fuzzer's bytes.
 
 mod honest;
 mod packed;

@@ -108,6 +108,14 @@ impl Setup {
         (self.guest.room, self.host.room) = (guest + headroom, host + headroom);
         self
     }
+
+    /// The host's pool.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub fn host_pool(&self) -> Result<MbufPool, RingsError> {
+        Ok(MbufPool::new(&self.host, &Arena::new(self.host.arena_bytes(), &Pages::Plain)?)?)
+    }
 }
 
 /// A guest's memory: the ring, what the driver keeps beside it, and the data rooms of its pool.
@@ -412,8 +420,7 @@ impl Pair {
     /// # Errors
     /// [`RingsError`].
     pub fn new(direction: Direction, setup: &Setup) -> Result<Self, RingsError> {
-        let host = MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain)?)?;
-        Self::with(direction, Guest::new(setup)?, host)
+        Self::with(direction, Guest::new(setup)?, setup.host_pool()?)
     }
 
     /// A pair in `guest`'s memory, whose device has mbufs of `host`.

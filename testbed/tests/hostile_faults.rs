@@ -3,7 +3,7 @@
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages, Span};
+use pmd::mem::Span;
 use pmd::port::{Burst, FAULTS, Fault, Stats};
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, DescMeta, feature, header_len};
 use testbed::rings::{Direction, Guest, RawRing, Setup, bytes_of, packet};
@@ -195,8 +195,7 @@ const FROM_GUEST_CASES: &[Case] = &[
 ];
 
 fn host_pool() -> MbufPool {
-    let config = Setup::new(0).host;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    Setup::new(0).host_pool().unwrap()
 }
 
 /// One of `fault`, and nothing else.

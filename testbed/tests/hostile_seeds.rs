@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages};
 use pmd::port::{Burst, Fault, Stats};
 use proptest::prelude::*;
 use testbed::frame::Stream;
@@ -16,10 +15,6 @@ const BURSTS: usize = 100;
 
 fn setup(features: u64, regions: usize) -> Setup {
     Setup { scratch: LyingDriver::SCRATCH, regions, ..Setup::new(features).ring(64, 64) }
-}
-
-fn host_pool(setup: &Setup) -> MbufPool {
-    MbufPool::new(&setup.host, &Arena::new(setup.host.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
 }
 
 fn assert_traffic_flows(direction: Direction, guest: Guest, host: MbufPool) {
@@ -53,7 +48,7 @@ proptest! {
         assert_noticed(&rx.stats());
         drop(rx);
         prop_assert_eq!(guest.pool.mempool().in_use(), 0);
-        assert_traffic_flows(Direction::ToGuest, guest, host_pool(&setup));
+        assert_traffic_flows(Direction::ToGuest, guest, setup.host_pool().unwrap());
     }
 
     #[test]
@@ -70,7 +65,7 @@ proptest! {
         }
         drop(tx);
         prop_assert_eq!(guest.pool.mempool().in_use(), 0);
-        assert_traffic_flows(Direction::FromGuest, guest, host_pool(&setup));
+        assert_traffic_flows(Direction::FromGuest, guest, setup.host_pool().unwrap());
     }
 
     #[test]
@@ -78,7 +73,7 @@ proptest! {
         seed: u64, features in prop::sample::select(Direction::FromGuest.feature_sets()), regions in 1..8_usize, steps in 1..30_usize
     ) {
         let setup = setup(features, regions);
-        let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+        let (guest, host) = (Guest::new(&setup).unwrap(), setup.host_pool().unwrap());
         let mut driver = LyingDriver::new(&guest, seed).unwrap();
         let mut device = guest.device_from_guest(&Position::default(), &host).unwrap();
         let mut burst = Burst::new(32);
@@ -102,7 +97,7 @@ proptest! {
         seed: u64, features in prop::sample::select(Direction::ToGuest.feature_sets()), regions in 1..8_usize, steps in 1..30_usize
     ) {
         let setup = setup(features, regions);
-        let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+        let (guest, host) = (Guest::new(&setup).unwrap(), setup.host_pool().unwrap());
         let mut driver = LyingDriver::new(&guest, seed).unwrap();
         let mut device = guest.device_to_guest(&Position::default()).unwrap();
         for turn in 0..BURSTS {
@@ -139,7 +134,7 @@ fn the_device_survives_a_driver_that_changes_its_mind_between_two_looks() {
     for direction in Direction::ALL {
         for features in direction.feature_sets() {
             let setup = setup(features, 2);
-            let (guest, host) = (Guest::new(&setup).unwrap(), host_pool(&setup));
+            let (guest, host) = (Guest::new(&setup).unwrap(), setup.host_pool().unwrap());
             let mut driver = LyingDriver::new(&guest, features).unwrap();
             let position = Position::default();
             if direction == Direction::FromGuest {
@@ -200,7 +195,7 @@ fn the_driver_survives_a_device_that_changes_its_mind_between_two_looks() {
             }
             drop(device);
             assert_eq!(guest.pool.mempool().in_use(), 0);
-            assert_traffic_flows(direction, guest, host_pool(&setup));
+            assert_traffic_flows(direction, guest, setup.host_pool().unwrap());
         }
     }
 }

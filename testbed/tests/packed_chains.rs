@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages, Span};
+use pmd::mem::Span;
 use pmd::port::{Burst, FAULTS, Fault};
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PackedMeta, PackedPos, feature};
 use proptest::prelude::*;
@@ -104,9 +104,9 @@ impl Driver {
 }
 
 fn host_pool(room: u16) -> MbufPool {
-    let mut config = Setup::new(0).rooms(room, room).host;
-    config.count = 256;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    let mut setup = Setup::new(0).rooms(room, room);
+    setup.host.count = 256;
+    setup.host_pool().unwrap()
 }
 
 /// Bytes that differ from frame to frame and from place to place.

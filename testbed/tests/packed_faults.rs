@@ -3,7 +3,7 @@
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages, Span};
+use pmd::mem::Span;
 use pmd::port::{Burst, FAULTS, Fault, Stats};
 use pmd::virtio::spec::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PackedMeta, PackedPos, feature};
 use testbed::rings::{Direction, Guest, RawPackedRing, Setup, bytes_of, packet};
@@ -98,8 +98,7 @@ fn lies() -> Vec<Lie<Driver>> {
 }
 
 fn host_pool() -> MbufPool {
-    let config = Setup::new(0).host;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    Setup::new(0).host_pool().unwrap()
 }
 
 #[test]

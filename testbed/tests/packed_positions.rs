@@ -3,7 +3,6 @@
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages};
 use pmd::port::Burst;
 use pmd::virtio::spec::PackedPos;
 use testbed::rings::{Direction, Guest, PACKED_BASE, Setup, bytes_of, packet};
@@ -15,8 +14,7 @@ fn base(pos: PackedPos) -> u32 {
 }
 
 fn host_pool() -> MbufPool {
-    let config = Setup::new(0).host;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    Setup::new(0).host_pool().unwrap()
 }
 
 /// For each packed row and a few sizes: a fresh base and what is left of each base that the device leaves.

@@ -3,7 +3,6 @@
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages};
 use pmd::port::{Burst, FAULTS};
 use testbed::frame::Stream;
 use testbed::rings::{Direction, Guest, Setup, bytes_of, packet};
@@ -16,8 +15,7 @@ fn setup(features: u64) -> Setup {
 }
 
 fn host_pool() -> MbufPool {
-    let config = setup(0).host;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    setup(0).host_pool().unwrap()
 }
 
 fn frame(number: u64) -> Vec<u8> {

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use backend::queue::config::Position;
 use pmd::mbuf::{Mbuf, MbufPool};
-use pmd::mem::{Arena, Pages};
 use pmd::port::{Burst, FAULTS};
 use pmd::virtio::spec::{PackedMeta, PackedPos, feature};
 use proptest::prelude::*;
@@ -41,8 +40,7 @@ fn setup(features: u64) -> Setup {
 }
 
 fn host_pool() -> MbufPool {
-    let config = setup(0).host;
-    MbufPool::new(&config, &Arena::new(config.arena_bytes(), &Pages::Plain).unwrap()).unwrap()
+    setup(0).host_pool().unwrap()
 }
 
 proptest! {
