@@ -4,10 +4,10 @@
 
 use arbitrary::Arbitrary;
 use backend::queue::config::Position;
-use pmd::port::Burst;
-use pmd::virtio::spec::{DESC_F_NEXT, DescMeta, header_len};
+use pmd::port::{Burst, Fault};
+use pmd::virtio::spec::{DESC_F_NEXT, DescMeta, PackedPos, feature, header_len};
 use testbed::hostile::judge;
-use testbed::rings::{Direction, Guest, Setup, bytes_of};
+use testbed::rings::{Direction, Guest, RawPackedRing, RawRing, Setup, bytes_of};
 
 /// A buffer as the device completes it.
 #[derive(Arbitrary, Debug)]
@@ -29,24 +29,71 @@ libfuzzer_sys::fuzz_target!(|input: Input| match input {
 });
 
 fn setup(set: u8, direction: Direction) -> Setup {
-    let sets = direction.split_sets();
+    let sets = direction.feature_sets();
     Setup { scratch: 1 << 16, ..testbed_fuzz::small(sets[usize::from(set) % sets.len()]) }
+}
+
+/// The other end of the ring, and where in it that is.
+enum Raw {
+    Split(RawRing, u16),
+    Packed(RawPackedRing, PackedPos),
+}
+
+impl Raw {
+    fn of(guest: &Guest) -> Self {
+        if guest.features() & feature::RING_PACKED == 0 {
+            Self::Split(guest.raw().expect("a ring"), 0)
+        } else {
+            Self::Packed(guest.raw_packed().expect("a ring"), PackedPos::START)
+        }
+    }
+
+    /// Completes the driver's next buffer, if there is one, as `completion` says.
+    fn complete(&mut self, guest: &Guest, completion: &Completion) {
+        let fill = |addr, len| guest.bytes(addr, len).expect("the driver's own buffer").write(&completion.header);
+        match self {
+            Self::Split(raw, at) if raw.avail_idx() != *at => {
+                let head = raw.offered(*at);
+                *at = at.wrapping_add(1);
+                let (addr, meta) = raw.described(head);
+                fill(addr, meta.len);
+                raw.complete(head, completion.len.into());
+            }
+            Self::Packed(raw, at) if raw.described(at.slot()).1.is_avail(*at) => {
+                let (addr, meta) = raw.described(at.slot());
+                fill(addr, meta.len);
+                raw.complete(*at, meta.id, completion.len.into());
+                *at = at.advance(1, raw.size());
+            }
+            _ => {}
+        }
+    }
+
+    /// Offers a chain of buffers, addresses and lengths, to a device.
+    fn offer(&self, buffers: &[(u64, u32)]) {
+        match self {
+            Self::Split(raw, _) => {
+                for (index, &(addr, len)) in (0_u16..).zip(buffers) {
+                    let flags = if usize::from(index) + 1 < buffers.len() { DESC_F_NEXT } else { 0 };
+                    raw.describe(index, addr, DescMeta { len, flags, next: index + 1 });
+                }
+                raw.offer(0);
+            }
+            Self::Packed(raw, at) => {
+                let buffers: Vec<_> = buffers.iter().map(|&(addr, len)| (addr, len, 0)).collect();
+                raw.offer(*at, 0, &buffers);
+            }
+        }
+    }
 }
 
 fn to_driver(set: u8, completions: &[Completion]) {
     let guest = Guest::new(&setup(set, Direction::ToGuest)).expect("memory");
-    let raw = guest.raw().expect("a ring");
     let mut driver = guest.driver_rx().expect("memory");
+    let mut raw = Raw::of(&guest);
     let mut burst = Burst::new(32);
-    let mut seen = 0_u16;
     for completion in completions.iter().take(512) {
-        if raw.avail_idx() != seen {
-            let head = raw.offered(seen);
-            seen = seen.wrapping_add(1);
-            let (addr, meta) = raw.described(head);
-            guest.bytes(addr, meta.len).expect("the driver's own buffer").write(&completion.header);
-            raw.complete(head, completion.len.into());
-        }
+        raw.complete(&guest, completion);
         if completion.poll {
             let came = driver.queue.rx_burst(&mut burst);
             assert_eq!(judge(&mut burst), came);
@@ -58,28 +105,25 @@ fn to_driver(set: u8, completions: &[Completion]) {
 
 fn to_device(set: u8, bytes: &[u8], pieces: &[u8]) {
     let setup = setup(set, Direction::FromGuest);
-    let (guest, host) = (Guest::new(&setup).expect("memory"), testbed_fuzz::host_pool(&setup));
-    let raw = guest.raw().expect("a ring");
+    let (guest, host) = (Guest::new(&setup).expect("memory"), setup.host_pool().expect("memory"));
     let mut device = guest.device_from_guest(&Position::default(), &host).expect("a ring");
     let bytes = &bytes[..bytes.len().min(1 << 12)];
     let scratch = guest.arena().alloc(bytes.len().max(1), 64).expect("scratch memory");
     scratch.bytes(0, bytes.len()).write(bytes);
-    // A chain of at most 16 pieces; the last one has the rest.
-    let (mut at, mut index) = (0, 0_u16);
+    // A chain of at most 16 pieces, empty ones among them; the last one has the rest.
+    let (mut buffers, mut at) = (Vec::new(), 0);
     for piece in pieces.iter().take(15).map(|&len| usize::from(len)) {
         let len = piece.min(bytes.len() - at);
-        raw.describe(index, scratch.iova(at), DescMeta { len: len as u32, flags: DESC_F_NEXT, next: index + 1 });
-        (at, index) = (at + len, index + 1);
+        buffers.push((scratch.iova(at), len as u32));
+        at += len;
     }
-    raw.describe(index, scratch.iova(at), DescMeta { len: (bytes.len() - at) as u32, flags: 0, next: 0 });
-    raw.offer(0);
+    buffers.push((scratch.iova(at), (bytes.len() - at) as u32));
+    Raw::of(&guest).offer(&buffers);
     let mut burst = Burst::new(32);
     let came = device.queue.rx_burst(&mut burst);
     let frame = bytes.get(header_len(guest.features())..).filter(|frame| frame.len() >= 14);
-    // A piece of no bytes may be refused.
-    if came > 0 || pieces.is_empty() {
-        assert_eq!(burst.as_slice().first().and_then(bytes_of).as_deref(), frame);
-    }
+    assert_eq!(burst.as_slice().first().and_then(bytes_of).as_deref(), frame);
+    assert_eq!((came as u64, device.stats().fault(Fault::Short)), if frame.is_some() { (1, 0) } else { (0, 1) });
     burst.free();
     drop(device);
     assert_eq!(host.mempool().in_use(), 0, "mbufs are missing");

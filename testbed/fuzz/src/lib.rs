@@ -1,10 +1,12 @@
-//! What the fuzz targets of the rings share: a liar at one end does what the input says, and the other end must neither panic nor
-//! write where it must not nor lose an mbuf.
+//! What the fuzz targets share. Of those of the rings: a liar at one end does what the input says, and the other end must neither
+//! panic nor write where it must not nor lose an mbuf or count a frame wrong.
+
+pub mod daemon;
 
 use backend::queue::config::Position;
 use pmd::mbuf::MbufPool;
-use pmd::mem::{Arena, Pages};
-use pmd::port::Burst;
+use pmd::port::{Burst, Stats, TxBurst};
+use pmd::virtio::spec::feature;
 use testbed::hostile::{LyingDevice, LyingDriver, judge, send};
 use testbed::rings::{Direction, Guest, Setup};
 
@@ -53,14 +55,11 @@ pub fn small(features: u64) -> Setup {
     setup
 }
 
-/// A pool for the host's end.
-///
-/// # Panics
-/// Without memory.
+/// A vhost-user message in native order (vhost-user, "Header").
 #[must_use]
-pub fn host_pool(setup: &Setup) -> MbufPool {
-    let arena = Arena::new(setup.host.arena_bytes(), &Pages::Plain).expect("memory");
-    MbufPool::new(&setup.host, &arena).expect("memory")
+pub fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
+    let header = [request, flags, body.len() as u32].map(u32::to_ne_bytes).concat();
+    [&header, body].concat()
 }
 
 /// The device's end of a ring against a driver that lies.
@@ -70,7 +69,7 @@ pub fn host_pool(setup: &Setup) -> MbufPool {
 pub fn device_end(data: &[u8], sets: fn(Direction) -> Vec<u64>) {
     let Some(choice) = Choice::of(data, sets) else { return };
     let setup = choice.setup(2);
-    let (guest, host) = (Guest::new(&setup).expect("memory"), host_pool(&setup));
+    let (guest, host) = (Guest::new(&setup).expect("memory"), setup.host_pool().expect("memory"));
     let mut driver = LyingDriver::new(&guest, choice.bytes).expect("scratch memory");
     let position = Position::default();
     match choice.direction {
@@ -78,13 +77,12 @@ pub fn device_end(data: &[u8], sets: fn(Direction) -> Vec<u64>) {
             let mut device = guest.device_from_guest(&position, &host).expect("a ring");
             let frames = receive(&choice, || driver.act(), |burst| device.queue.rx_burst(burst));
             assert_eq!(device.stats().packets, frames);
+            check_completed(&guest, &device.stats());
         }
         Direction::ToGuest => {
             let mut device = guest.device_to_guest(&position).expect("a ring");
-            for turn in 0..choice.bursts() {
-                (0..choice.steps).for_each(|_| driver.act());
-                send(&mut *device.queue, &host, turn);
-            }
+            let frames = transmit(&choice, || driver.act(), &mut *device.queue, &host);
+            assert_eq!(device.stats().packets + device.stats().dropped(), frames);
         }
     }
     assert!(driver.canary_lives(), "the device wrote where no chain ever pointed");
@@ -107,11 +105,8 @@ pub fn driver_end(data: &[u8], sets: fn(Direction) -> Vec<u64>) {
         }
         Direction::FromGuest => {
             let mut driver = guest.driver_tx().expect("memory");
-            for turn in 0..choice.bursts() {
-                (0..choice.steps).for_each(|_| device.act());
-                send(&mut *driver.queue, &guest.pool, turn);
-                driver.queue.reap();
-            }
+            let frames = transmit(&choice, || device.act(), &mut *driver.queue, &guest.pool);
+            assert_eq!(driver.stats().packets + driver.stats().dropped(), frames);
         }
     }
     assert_eq!(guest.pool.mempool().in_use(), 0, "mbufs are missing");
@@ -127,4 +122,23 @@ fn receive(choice: &Choice, mut act: impl FnMut(), mut poll: impl FnMut(&mut Bur
         frames += came as u64;
     }
     frames
+}
+
+/// Lets the liar act and sends; how many frames were taken.
+fn transmit(choice: &Choice, mut act: impl FnMut(), queue: &mut dyn TxBurst, pool: &MbufPool) -> u64 {
+    let mut frames = 0;
+    for turn in 0..choice.bursts() {
+        (0..choice.steps).for_each(|_| act());
+        frames += send(queue, pool, turn) as u64;
+        queue.reap();
+    }
+    frames
+}
+
+/// Each chain that the device completed was a frame, delivered or counted. Split rings only: a packed one keeps no such number.
+fn check_completed(guest: &Guest, stats: &Stats) {
+    if guest.features() & feature::RING_PACKED == 0 {
+        let completed = guest.raw().expect("a ring").used_idx();
+        assert_eq!(completed, (stats.packets + stats.dropped()) as u16, "frames that nobody has counted");
+    }
 }

@@ -18,14 +18,15 @@ pub fn judge(burst: &mut Burst) -> usize {
 }
 
 /// Sends a burst of packets of one to three segments, of bytes that make no valid address; what is not taken is freed.
+/// Returns how many were taken.
 ///
 /// # Panics
 /// If `pool` is empty.
-pub fn send(queue: &mut dyn TxBurst, pool: &MbufPool, turn: usize) {
+pub fn send(queue: &mut dyn TxBurst, pool: &MbufPool, turn: usize) -> usize {
     let mut burst = Burst::new(8);
     for i in 0..8 {
         let len = 60 + (turn * 8 + i) * 37 % 2900;
         burst.push(packet(pool, &vec![0xa5; len], len / (1 + i % 3) + 1).expect("mbufs")).expect("room for 8");
     }
-    queue.tx_burst(&mut burst);
+    queue.tx_burst(&mut burst)
 }
