@@ -221,7 +221,7 @@ impl<const BATCHED: bool> DeviceRing for PackedRing<BATCHED> {
     /// Side by side in the ring; a group that crosses the ring's end is taken one by one.
     #[inline(always)]
     fn pop_group<const N: usize>(&self, at: &mut PackedCursor, writable: bool) -> Option<[Single; N]> {
-        let descs = self.desc.get(usize::from(at.avail.slot())..)?.first_chunk::<N>()?;
+        let descs = at.avail.group::<N>(&self.desc)?;
         // Acquire as in `pop`, in the order in which the driver makes them available.
         let metas: [_; N] = std::array::from_fn(|i| descs[i].meta.load(Ordering::Acquire));
         let mask = u64::from(PackedPos::BOTH | SHAPE) << 48;

@@ -67,6 +67,15 @@ impl<const IN_ORDER: bool> PackedRing<IN_ORDER> {
         ring
     }
 
+    /// The ids that the next `N` chains of one descriptor will have, unless the array of ids ends before.
+    #[inline(always)]
+    fn next_ids<const N: usize>(&self) -> Option<[u16; N]> {
+        if IN_ORDER {
+            return Some(std::array::from_fn(|i| self.avail.slot() + i as u16));
+        }
+        self.ids.get(usize::from(self.free.0.get())..)?.first_chunk().copied()
+    }
+
     /// The place `count` (at most `size`) behind `place` in `ids`.
     #[inline(always)]
     fn further(&self, place: Wide, count: u16) -> Wide {
@@ -168,8 +177,7 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
     #[inline(always)]
     fn pop_group<const N: usize>(&mut self, full: u32) -> [(u32, Result<u32, Fault>); N] {
         let first = self.used.slot();
-        let descs = self.desc.get(usize::from(first)..).and_then(<[Desc]>::first_chunk::<N>);
-        let Some(descs) = descs.filter(|_| !IN_ORDER || self.batch.0 == 0) else {
+        let Some(descs) = self.used.group::<N>(&self.desc).filter(|_| !IN_ORDER || self.batch.0 == 0) else {
             return std::array::from_fn(|_| self.pop(full, |_| 1));
         };
         self.outstanding.add((N as u16).wrapping_neg());
@@ -232,14 +240,10 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
 
     #[inline(always)]
     fn push_group<const N: usize>(&mut self, buffers: [(u64, u32); N], flags: u16) -> [u16; N] {
-        let (pos, free) = (self.avail, usize::from(self.free.0.get()));
-        let ids =
-            if IN_ORDER { Some([0; N]) } else { self.ids.get(free..).and_then(|ids| ids.first_chunk::<N>().copied()) };
-        let descs = self.desc.get(usize::from(pos.slot())..).and_then(<[Desc]>::first_chunk::<N>);
-        let (Some(ids), Some(descs)) = (ids, descs) else {
+        let pos = self.avail;
+        let (Some(ids), Some(descs)) = (self.next_ids::<N>(), pos.group::<N>(&self.desc)) else {
             return std::array::from_fn(|i| self.push_single(buffers[i].0, buffers[i].1, flags));
         };
-        let ids = std::array::from_fn(|i| if IN_ORDER { pos.slot() + i as u16 } else { ids[i] });
         let flags = flags | pos.avail_flags();
         let metas: [_; N] = std::array::from_fn(|i| PackedMeta { len: buffers[i].1, id: ids[i], flags }.pack());
         for (desc, (addr, _)) in descs.iter().zip(buffers) {
@@ -268,16 +272,15 @@ impl<const IN_ORDER: bool> DriverRing for PackedRing<IN_ORDER> {
 
     #[inline(always)]
     fn reclaim_group<const N: usize>(&mut self, ids: [u16; N]) {
-        let free = usize::from(self.free.1.get());
-        if let Some(slots) = self.ids.get_mut(free..).and_then(|slots| slots.first_chunk_mut::<N>())
-            && !IN_ORDER
-        {
-            *slots = ids;
-            self.free.1 = self.further(self.free.1, N as u16);
+        if IN_ORDER {
             return;
         }
-        for id in ids {
-            self.reclaim(id, id, 1);
+        match self.ids.get_mut(usize::from(self.free.1.get())..).and_then(|slots| slots.first_chunk_mut()) {
+            Some(slots) => {
+                *slots = ids;
+                self.free.1 = self.further(self.free.1, N as u16);
+            }
+            None => ids.into_iter().for_each(|id| self.reclaim(id, id, 1)),
         }
     }
 

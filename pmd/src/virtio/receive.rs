@@ -2,7 +2,7 @@
 
 use std::array::from_fn;
 
-use super::ring::{DriverRing, oldest_first};
+use super::ring::{DriverRing, oldest_first, take_group};
 use super::spec::{DESC_F_WRITE, FRAME_LEN_MIN};
 use crate::mbuf::{HEADROOM, Mbuf};
 use crate::port::Fault;
@@ -79,21 +79,9 @@ impl<R: DriverRing, const MERGEABLE: bool> RxRing for VirtioRx<R, MERGEABLE> {
         if !R::GROUPS {
             return from_fn(|_| self.take());
         }
-        let done = self.ring.pop_group::<N>(self.buffer_len);
-        let mut mbufs = [const { None }; N];
-        for (mbuf, (id, _)) in mbufs.iter_mut().zip(&done) {
-            *mbuf = self.mbufs.get_mut(*id as usize).and_then(Option::take);
-        }
-        if mbufs.iter().all(Option::is_some) {
-            self.ring.reclaim_group::<N>(from_fn(|i| done[i].0 as u16));
-            self.room += N as u32;
-        } else {
-            for ((id, _), _) in done.iter().zip(&mbufs).filter(|(_, mbuf)| mbuf.is_some()) {
-                self.ring.reclaim(*id as u16, *id as u16, 1);
-                self.room += 1;
-            }
-        }
-        from_fn(|i| Ok((mbufs[i].take().ok_or(Fault::BadId)?, done[i].1?)))
+        let mut group = take_group::<_, N>(&mut self.ring, self.buffer_len, &mut self.mbufs, Option::is_some);
+        self.room += group.count;
+        from_fn(|i| Ok((group.taken[i].take().ok_or(Fault::BadId)?, group.claims[i].1?)))
     }
 
     #[inline(always)]

@@ -153,6 +153,44 @@ pub trait DriverRing: Send {
     fn table_meta(len: u32, flags: u16, index: u16) -> u64;
 }
 
+/// What `N` completions gave back.
+pub(super) struct Group<T, const N: usize> {
+    /// What lay in the slot of each id; nothing where the id is false.
+    pub taken: [T; N],
+    /// How many were there, and so how many descriptors are free again.
+    pub count: u32,
+    /// Ids and lengths, as [`DriverRing::pop`] tells them.
+    pub claims: [(u32, Result<u32, Fault>); N],
+}
+
+/// Takes the next `N` completions, of chains of one descriptor each, out of `slots`, which holds what belongs to each id, and gives
+/// their descriptors back.
+#[inline(always)]
+pub(super) fn take_group<T: Default, const N: usize>(
+    ring: &mut impl DriverRing,
+    full: u32,
+    slots: &mut [T],
+    is_there: impl Fn(&T) -> bool,
+) -> Group<T, N> {
+    let claims = ring.pop_group::<N>(full);
+    // Loops, for the compiler does not inline closures that change something into `from_fn` and `map`.
+    let mut taken = std::array::from_fn(|_| T::default());
+    for (taken, (id, _)) in taken.iter_mut().zip(&claims) {
+        *taken = slots.get_mut(*id as usize).map(std::mem::take).unwrap_or_default();
+    }
+    let mut count = N as u32;
+    if taken.iter().all(&is_there) {
+        ring.reclaim_group::<N>(std::array::from_fn(|i| claims[i].0 as u16));
+    } else {
+        count = 0;
+        for ((id, _), _) in claims.iter().zip(&taken).filter(|(_, taken)| is_there(taken)) {
+            ring.reclaim(*id as u16, *id as u16, 1);
+            count += 1;
+        }
+    }
+    Group { taken, count, claims }
+}
+
 /// A number of 16 bits that changes per packet, in 32 bits of its own: of 16-bit neighbours, the compiler loads both at once, and
 /// each such load waits for the store to one of them that came before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -229,6 +229,13 @@ impl PackedPos {
         if slot >= size as u32 { Self(here | (slot - size as u32)).other_round() } else { Self(here | slot) }
     }
 
+    /// This descriptor of `ring` and those behind it, `N` in all, unless the ring ends before.
+    #[inline(always)]
+    #[must_use]
+    pub fn group<const N: usize>(self, ring: &[Desc]) -> Option<&[Desc; N]> {
+        ring.get(usize::from(self.slot())..)?.first_chunk()
+    }
+
     /// The flags that make a descriptor here available.
     #[inline(always)]
     #[must_use]

@@ -4,7 +4,7 @@ use std::array::from_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ring::{DriverRing, oldest_first};
+use super::ring::{DriverRing, oldest_first, take_group};
 use super::spec::{DESC_F_INDIRECT, DESC_F_NEXT, Desc, HEADER_LEN_LEGACY, HEADER_LEN_MAX};
 use crate::mbuf::{Mbuf, Segment, Staged};
 use crate::mem::{Arena, MemError, Span, view};
@@ -157,23 +157,15 @@ impl<R: DriverRing> VirtioTx<R> {
         mbuf
     }
 
-    /// As [`take`](Self::take), `N` completions while no packet has more than one descriptor.
+    /// As [`take`](Self::take), `N` completions.
     #[inline(always)]
     fn take_group<const N: usize>(&mut self) -> [Staged; N] {
-        let done = self.ring.pop_group::<N>(0);
-        let mut mbufs = [const { Staged::EMPTY }; N];
-        for (mbuf, (id, _)) in mbufs.iter_mut().zip(&done) {
-            *mbuf = self.mbufs.get_mut(*id as usize).map(std::mem::take).unwrap_or_default();
+        if !R::GROUPS || self.long > 0 {
+            return from_fn(|_| self.take());
         }
-        if mbufs.iter().all(Staged::is_full) {
-            self.ring.reclaim_group::<N>(from_fn(|i| done[i].0 as u16));
-            self.room += N as u32;
-        } else {
-            for ((id, _), _) in done.iter().zip(&mbufs).filter(|(_, mbuf)| mbuf.is_full()) {
-                self.reclaim(*id as u16);
-            }
-        }
-        mbufs
+        let group = take_group::<_, N>(&mut self.ring, 0, &mut self.mbufs, Staged::is_full);
+        self.room += group.count;
+        group.taken
     }
 
     /// Takes the descriptors of the packet with this id back.
@@ -294,7 +286,7 @@ impl<R: DriverRing> TxRing for VirtioTx<R> {
             let group = &mut group[..usize::from(ready)];
             let (groups, rest) = group.as_chunks_mut::<REAP_GROUP>();
             for out in groups {
-                *out = if R::GROUPS && self.long == 0 { self.take_group() } else { from_fn(|_| self.take()) };
+                *out = self.take_group();
             }
             for out in rest {
                 *out = self.take();
