@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use backend::queue::config::Position;
 use pmd::port::{Burst, Fault};
-use pmd::virtio::spec::{DESC_F_NEXT, DescMeta, PackedPos, feature, header_len};
+use pmd::virtio::spec::{DESC_F_NEXT, DescMeta, FRAME_LEN_MIN, PackedPos, feature, header_len};
 use testbed::hostile::judge;
 use testbed::rings::{Direction, Guest, RawPackedRing, RawRing, Setup, bytes_of};
 
@@ -48,8 +48,8 @@ impl Raw {
         }
     }
 
-    /// Completes the driver's next buffer, if there is one, as `completion` says.
-    fn complete(&mut self, guest: &Guest, completion: &Completion) {
+    /// Completes the driver's next buffer, if there is one, as `completion` says; its length.
+    fn complete(&mut self, guest: &Guest, completion: &Completion) -> Option<u32> {
         let fill = |addr, len| guest.bytes(addr, len).expect("the driver's own buffer").write(&completion.header);
         match self {
             Self::Split(raw, at) if raw.avail_idx() != *at => {
@@ -58,14 +58,16 @@ impl Raw {
                 let (addr, meta) = raw.described(head);
                 fill(addr, meta.len);
                 raw.complete(head, completion.len.into());
+                Some(meta.len)
             }
             Self::Packed(raw, at) if raw.described(at.slot()).1.is_avail(*at) => {
                 let (addr, meta) = raw.described(at.slot());
                 fill(addr, meta.len);
                 raw.complete(*at, meta.id, completion.len.into());
                 *at = at.advance(1, raw.size());
+                Some(meta.len)
             }
-            _ => {}
+            _ => None,
         }
     }
 
@@ -92,12 +94,28 @@ fn to_driver(set: u8, completions: &[Completion]) {
     let mut driver = guest.driver_rx().expect("memory");
     let mut raw = Raw::of(&guest);
     let mut burst = Burst::new(32);
+    let (mut true_claims, mut false_claims) = (0, 0);
     for completion in completions.iter().take(512) {
-        raw.complete(&guest, completion);
+        if let Some(buffer_len) = raw.complete(&guest, completion) {
+            let frame = header_len(guest.features()) as u32 + FRAME_LEN_MIN as u32..=buffer_len;
+            *if frame.contains(&completion.len.into()) { &mut true_claims } else { &mut false_claims } += 1;
+        }
         if completion.poll {
             let came = driver.queue.rx_burst(&mut burst);
             assert_eq!(judge(&mut burst), came);
         }
+    }
+    // The rest: no more than the ring holds.
+    for _ in 0..64 {
+        driver.queue.rx_burst(&mut burst);
+        judge(&mut burst);
+    }
+    let ledger = (driver.stats().packets, driver.stats().dropped());
+    if guest.features() & feature::MRG_RXBUF == 0 {
+        assert_eq!(ledger, (true_claims, false_claims));
+    } else {
+        // A frame may have had several of them.
+        assert!(ledger.0 + ledger.1 <= true_claims + false_claims, "{ledger:?}");
     }
     drop(driver);
     assert_eq!(guest.pool.mempool().in_use(), 0, "mbufs are missing");
@@ -121,7 +139,7 @@ fn to_device(set: u8, bytes: &[u8], pieces: &[u8]) {
     Raw::of(&guest).offer(&buffers);
     let mut burst = Burst::new(32);
     let came = device.queue.rx_burst(&mut burst);
-    let frame = bytes.get(header_len(guest.features())..).filter(|frame| frame.len() >= 14);
+    let frame = bytes.get(header_len(guest.features())..).filter(|frame| frame.len() >= FRAME_LEN_MIN);
     assert_eq!(burst.as_slice().first().and_then(bytes_of).as_deref(), frame);
     assert_eq!((came as u64, device.stats().fault(Fault::Short)), if frame.is_some() { (1, 0) } else { (0, 1) });
     burst.free();

@@ -2,8 +2,9 @@
 
 use pmd::mbuf::MbufPool;
 use pmd::port::{Burst, TxBurst};
+use pmd::virtio::spec::FRAME_LEN_MIN;
 
-use crate::rings::{bytes_of, packet};
+use crate::rings::packet;
 
 /// Checks that received packets are consistent, whatever the peer said, and frees them; returns how many there were.
 ///
@@ -11,8 +12,8 @@ use crate::rings::{bytes_of, packet};
 /// If one is not.
 pub fn judge(burst: &mut Burst) -> usize {
     for mbuf in burst.as_slice() {
-        let bytes = bytes_of(mbuf).expect("lengths that agree");
-        assert!(bytes.len() >= 14, "a frame of {} bytes", bytes.len());
+        mbuf.check().expect("a packet in order");
+        assert!(mbuf.pkt_len() >= FRAME_LEN_MIN, "a frame of {} bytes", mbuf.pkt_len());
     }
     burst.free()
 }
